@@ -5,94 +5,118 @@
 #
 # You will learn
 #
-# - how a softmax reads its row once
+# - why a softmax that survives large numbers reads its row three times
+# - how the maximum and the sum can be found in one pass
+# - what reading the row only once saves, and where to keep it meanwhile
 
 # %% [markdown]
 # ## The problem
 #
-# To be written.
+# Softmax turns a row of numbers into probabilities, positive and with the sum 1:
+#
+# $$\text{out}_{r,c} = \frac{e^{x_{r,c}}}{\sum_k e^{x_{r,k}}}$$
+#
+# Language models end with it, and attention (lesson 24) is built around it. Taken literally, the formula fails: in
+# float32, $e^{89}$ is infinite. So the largest element of the row, $m$, is subtracted first. That multiplies numerator
+# and denominator by the same factor $e^{-m}$, and no exponential is larger than 1. The price is a second reduction, and
+# three loops over the row: the maximum, the sum, the quotients.
+
+# %% [markdown]
+# ## Prediction
+#
+# How long must the softmax of 8,192 rows of 8,192 elements take on an H200, if every byte is moved just once?
 
 # %%
 import numpy as np
 
-from labkit import agree, ladder, measure, plots, roofline, show_source
-from labkit.kernels.ops.reduce import REDUCE_SUM
-
-roofline.predict(REDUCE_SUM, R=8192, C=8192)
-
-# %% [markdown]
-# ## Softmax
-#
-# $$\text{out}_{r,c} = \frac{e^{x_{r,c}}}{\sum_k e^{x_{r,k}}}$$
-#
-# Softmax turns a row of numbers into probabilities: positive, with the sum 1. It needs a sum, and in practice a second
-# reduction: in float32, $e^{89}$ is infinite. So the maximum of the row, $m$, is subtracted first. Numerator and
-# denominator both change by the factor $e^{-m}$, and the quotient stays the same. That makes three loops: maximum, sum,
-# quotient. In the first kernel one thread takes a row. In the second a block shares it, with two trees.
-
-# %%
+from labkit import agree, cuda, ladder, measure, observe, plots, roofline, show_source, table
+from labkit.course.drawings import softmax as pictures
+from labkit.device.launches import planned
 from labkit.kernels.ops.softmax import SOFTMAX
 from labkit.kernels.softmax import rows
+from labkit.measure import ncu as counters
 
-show_source(rows.softmax_block_tree_kernel)
-
-# %% [markdown]
-# Next, the recorded times of both for 8,192 × 8,192 numbers, and of the last rung of this lesson. They are compared
-# with the same three loops in Python, compiled by Numba's `njit` for one core of a CPU. How far are the kernels from
-# what the roofline allows?
-
-# %%
-from labkit._common.tables import number
-
-softmax = measure.recorded_ladder("softmax", gpu="NVIDIA H200")
-cpu_ms = measure.recorded_series("softmax_cpu", gpu="NVIDIA H200")["ms"]
-print(f"one core of the host     {number(cpu_ms):>6} ms")
-for name, rung in (("one thread a row", "naive"), ("one block a row", "block_tree"), ("the last rung", "vectorized")):
-    ms = softmax.row(f"softmax_{rung}").timing.p50
-    print(f"{name:24} {number(ms):>6} ms, {number(cpu_ms / ms):>5} times as fast")
 roofline.predict(SOFTMAX, R=8192, C=8192)
 
 # %% [markdown]
-# One thread for each row is slow because 8,192 threads leave most places for warps empty, and neighbouring lanes read
-# addresses 32 KB apart, so that each request touches 32 sectors.
-#
-# The last rung is another factor of {{ words(last_over_trees) }} over the trees, and close to the bound, which assumes
-# that x is read once and `out` written once. The kernel with the trees reads x twice, writes the exponentials, reads
-# them back and writes again: {{ words(2 + 1 + 1 + 1) }} times the matrix instead of two. A cache supplies some of it.
-# But a row of x and one of `out` take 32 KB each, and eight blocks share the 256 KB of an SM's L1 cache and shared
-# memory.
+# That counts one read of `x` and one write of `out`. Three loops will move more. The climb in this lesson is about
+# bringing that down.
 
 # %% [markdown]
-# ## How far away is memory?
+# ## One thread per row
 #
-# Shared memory is said to be 80 times{{ quoted }} faster than global memory. To measure it, one thread follows a chain
-# of addresses in which each load gives the address of the next. No load can be issued ahead, so the time of a step is
-# the latency of a load (lesson 02).
+# The first kernel is the formula as a loop: one thread works through a whole row.
 
 # %%
-series = measure.recorded_series("memory_latency", gpu="NVIDIA H200")
-nearest = series["places"]["shared memory"]["ns"]
-for name, place in series["places"].items():
-    print(f"{name:14} {place['bytes']:12,} bytes   {place['ns']:6.1f} ns a load   {place['ns'] / nearest:5.1f} times")
-print(f"measured on {series['where']}, {series['date']}")
+show_source(rows.softmax_naive_kernel)
 
 # %% [markdown]
-# On this H200 memory takes {{ memory_over_shared:.0f }} times as long as shared memory, not 80. A number that the L1
-# cache happens to hold takes only {{ l1_over_shared:.1f }} times as long as one that was put into shared memory: the
-# two are the same hardware. So shared memory is not worth much as a mere cache. What it offers is that the program
-# decides what it holds, and that threads can exchange values through it.
+# Two things are wrong with it. There are only 8,192 threads, and an H200 has room for {{ machine.sms * 2048:,d }}. And
+# the lanes of a warp are in 32 different rows, whose addresses are 32 KB apart, so a request touches 32 sectors where
+# four would do (lesson 04). On the H200 it takes {{ ms['naive']:.1f }} ms. The same three loops on one core of its
+# host, compiled by Numba's `njit`, take {{ series.softmax_cpu.ms:.0f }}.
+
+# %% [markdown]
+# ## One block per row
+#
+# In the second kernel the threads of a block share a row: neighbouring lanes read neighbouring elements, and the two
+# trees of lesson 15 join what the threads have found.
+
+# %%
+show_source(rows.softmax_block_tree_kernel)
+
+# %% [markdown]
+# That is {{ ms['naive'] / ms['block_tree']:.0f }} times as fast. But how often does it go through the matrix? In the
+# second loop it stores the exponentials in `out`, and in the third it reads them back and divides. How many passes over
+# the matrix, reading and writing, does that make?
+
+# %%
+def passes(launcher):
+    """Passes over the matrix, read and written, that the threads of this launcher request."""
+    x, out = cuda.to_device(np.ones((8, 1024), np.float32)), cuda.device_array((8, 1024), np.float32)
+    counts = [observe(one.kernel[one.grid, one.block, 0, one.shared_bytes], *one.args).counts
+              for one in planned(lambda: launcher(x, out))]
+    return tuple(sum(each[f"bytes_{kind}"] for each in counts) / (4 * 8 * 1024) for kind in ("loaded", "stored"))
+
+
+table([("block_tree", *passes(rows.softmax_block_tree))], {"kernel": "", "read": ".1f", "written": ".1f"},
+      "Passes over the matrix")
+
+# %% [markdown]
+# Five: it reads `x` twice and writes the exponentials, then reads those and writes the result.
+
+# %% [markdown]
+# ## One warp per row
+#
+# Nothing forces us to park the exponentials in memory. Computing them a second time is cheaper than writing and reading
+# them back. And if a warp takes the row instead of a block, its lanes can exchange what they found by shuffles: no
+# shared memory and no barrier.
+
+# %%
+show_source(rows.softmax_warp_kernel)
+
+# %% [markdown]
+# Three reads and one write: four passes instead of five, for twice the exponentials. The H200 needs
+# {{ us['warp']:.0f }} us instead of {{ us['block_tree']:.0f }}. Four fifths of the passes take four
+# fifths{{ if near(us['warp'] / us['block_tree'], 0.8, 0.03) }} of the time, so the second exponential costs nothing
+# that shows.
 
 # %% [markdown]
 # ## Maximum and sum in one pass
 #
-# The maximum has to be known before it can be subtracted, so the sum seems to need a second pass. It does not. Suppose
-# that one part of the row has the maximum $m$ and the sum $s = \sum e^{x - m}$, and another part $m'$ and $s'$. Let $M$
-# be the larger of $m$ and $m'$. Each term becomes relative to $M$ by a factor that is the same for its whole part:
+# The sum seems to need a separate pass, because the maximum has to be known before it can be subtracted. It does not.
+# Say that one part of the row has the maximum $m$ and the sum $s = \sum e^{x - m}$, another part $m'$ and $s'$, and let
+# $M$ be the larger of $m$ and $m'$. One factor for each part moves all of its terms from its own maximum to the common
+# one:
 #
 # $$e^{x - M} = e^{x - m} \, e^{m - M} \qquad\Rightarrow\qquad S = s \, e^{m - M} + s' \, e^{m' - M}$$
-#
-# Two numbers for each part are enough to join it to any other, wherever the row was cut. Here is a test with 300 random
-# rows, each cut at random places.
+
+# %% tags=["hide-input"]
+pictures.join()
+
+# %% [markdown]
+# So two values per part are enough to join it to any other, wherever the row was cut. A test with 300 random rows, each
+# cut in random places:
 
 # %%
 def join(m, s, m2, s2):
@@ -111,102 +135,124 @@ for _ in range(300):
 print(f"largest relative difference from two passes: {worst:.1e}")
 
 # %% [markdown]
-# This is the *online* softmax. Lesson 25 uses it for an attention that never stores its matrix of scores. In the kernel
-# each thread has a part of the row and keeps its own $m$ and $s$ while it reads. `warp_merge` joins those of a warp, as
-# `join` does, by shuffles.
+# This is the *online* softmax of [Milakov and Gimelshein (2018)](https://arxiv.org/abs/1805.02867), and lesson 25
+# builds on it an attention that never stores its matrix of scores. In the kernel each thread keeps its own $m$ and $s$
+# while it reads its part of the row. `warp_merge` then joins those of a warp by shuffles, just as `join` does.
 
 # %%
 show_source(rows.softmax_online_kernel)
 
 # %% [markdown]
+# The threads now request two reads and one write, {{ words(1 / 4) }} less than before. How much time should that save?
+
+# %%
+timed = measure.recorded_ladder("softmax", gpu="NVIDIA H200")
+ms = {row.name.removeprefix("softmax_"): (row.graph or row.timing).p50 for row in timed.rows}
+table([(name, sum(passes(getattr(rows, f"softmax_{name}"))), 1000 * ms[name])
+       for name in ("block_tree", "warp", "online")],
+      {"kernel": "", "passes": ".1f", "us": ".0f"}, "Asked for, and the time it takes", note=f"Times on {timed.where}.")
+
+# %% [markdown]
+# A disappointment: {{ warp_over_online - 1:.0% }} instead of a quarter. The loop of the online kernel loads one
+# element, updates its sum, and only then loads the next, so there is one load in flight per thread, as in lesson 15.
+# Fewer bytes only help a kernel that waits for bandwidth; this one waits for latency.
+
+# %% [markdown]
 # ## A row kept in registers
 #
-# This kernel still reads the row a second time to write the result, because it has not kept it. 8,192 numbers are 32
-# KB, and an SM has 256 KB of registers. Give each of 256 threads 32 numbers, and the row fits into the fastest memory
+# It also reads the row a second time to write the result, because it has kept nothing. A row of 8,192 elements is 32
+# KB, and an SM has 256 KB of registers. Give each of 256 threads 32 elements, and the row fits into the fastest memory
 # there is.
 
 # %%
 show_source(rows.softmax_vectorized_kernel)
 
 # %% [markdown]
-# `cuda.local.array` is an array of each thread's own. Once the loops are unrolled, its indices are constants, so each
-# element becomes a register and nothing goes to local memory. All eight loads of a thread, 128 bytes, come before the
-# first use. `launch_bounds` (lesson 02) keeps the kernel within the registers that 512 threads can have.
+# `cuda.local.array` is an array that belongs to one thread. Once the loops are unrolled all of its indices are
+# constants, so each element becomes a register and nothing goes to local memory (lesson 07). A thread issues all eight
+# of its wide loads, 128 bytes, before it uses the first. `launch_bounds` (lesson 03) keeps the kernel within the
+# registers that 512 threads can have.
 #
-# The exponential is different, too: `ex2.approx`, the hardware's instruction for $2^x$, with $e^x = 2^{x \log_2 e}$.
-# `math.exp` uses the same instruction, after a correction of its argument. What does leaving the correction out cost?
-# Look at the errors in the next table.
+# With the row in registers, the online rule is not needed any more: a second loop over registers costs next to nothing.
+#
+# The exponential has changed as well. `ex2.approx` is the hardware's own instruction for $2^x$, and
+# $e^x = 2^{x \log_2 e}$. `math.exp` uses the same instruction, after correcting its argument. Does leaving out that
+# correction cost accuracy?
 
 # %%
 agree(SOFTMAX, sizes=({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1000}, {"R": 3, "C": 8192}))
 
 # %% [markdown]
-# The tolerance is a number of roundings: a few for each operation, more where $x$ lies far below the maximum, more for
-# long sums. `naive` comes closest to it, because it adds 8,192 numbers one after another. `vectorized` is next, and
-# well within it. (With lengths that are no multiple of four, rows do not begin at a multiple of 16 bytes, and another
-# kernel loads them one element at a time.)
+# Some, and it stays well within the tolerance, which allows a few roundings for each operation, more where $x$ is far
+# below the maximum, and more for long sums. The kernel that comes closest to the limit is `naive`, which adds up 8,192
+# terms one after another. Rows whose length is not a multiple of four do not start at a multiple of 16 bytes; they go
+# to a variant that loads one element at a time.
 
-# %%
-taken = softmax.row("softmax_vectorized").resources[0]
-print(f"vectorized: {taken['registers']} registers a thread, {taken['blocks_per_sm']} blocks of "
-      f"{taken['block'][0]} threads on each SM")
+# %% [markdown]
+# ## The climb
+#
+# Now the whole ladder. The last rung makes two passes instead of three. Will it be one and a half times as fast as the
+# online kernel, or more?
+
+# %% tags=["hide-input"]
 plots.ladder(ladder(SOFTMAX))
 
 # %% [markdown]
-# On the same GPU Nsight Compute counted the bytes that memory delivered, and what the warps waited for. `load` and
-# `store` are sectors for each request, and `long_scoreboard` is the wait for a load from memory.
+# Much more: {{ us['online'] / us['vectorized']:.1f }} times. It runs at the speed of a copy, which is the limit. Each
+# SM holds {{ words(blocks_per_sm) }} of its blocks, {{ blocks_per_sm * 256:,d }} threads with 128 bytes each in flight.
+# That is {{ blocks_per_sm * 256 * 128 / 1024:.0f }} KB, far more than the {{ needed_per_sm:.0f }} KB that Little's law
+# requires. While one block reduces, the others load.
+#
+# Nsight Compute (lesson 12) counted the bytes that memory really delivered. `load` and `store` are sectors per request.
+# The caches may supply a part of what the threads request. For which kernels do they?
 
 # %%
-from labkit.measure import ncu as counters
-
 counters.profile("softmax")
 
 # %% [markdown]
-# On the recorded H200 the row in registers runs at the speed of a copy, which is the limit: every byte is moved once,
-# and memory never pauses. With five blocks on an SM there are 1,280 threads with 128 bytes each in flight, far more
-# than Little's law requires. While one block reduces, the others load.
+# The kernel with a warp per row requests the matrix three times and gets it from memory {{ words(reads) }} times: 64
+# warps on an SM work on 64 rows of 32 KB, and no cache can hold those until the next loop. With a block per row there
+# are only eight rows on an SM, and a good part of the second read comes from the caches: memory delivers
+# {{ online_mb:.0f }} MB to the online kernel, not twice {{ matrix_mb:.0f }}. The last rung needs no help. It reads each
+# byte once, {{ vectorized_mb:.0f }} MB.
 #
-# The kernel with a warp for each row reads the matrix {{ words(reads) }} times from memory, as its loops say: the
-# caches cannot hold the rows of all warps until the next loop. The online kernel, where a block shares a row, is a
-# disappointment. Memory reads {{ online_mb:.0f }} MB for it and {{ three_loops_mb:.0f }} for the three loops of a warp,
-# and it wins a few percent{{ if online_gain }}. Its loop has one load in flight, as in the ladder of sums. Fewer bytes
-# only help a kernel that waits for bytes.
+# In the last column, `long_scoreboard` is the wait for a load from memory. It leads in every line. A kernel at the
+# limit waits for memory, too; the question is how much it has in flight while it waits.
 
 # %% [markdown]
 # ## What I learned
 #
-# - $\log_2 256 = 8$ steps look like the heart of a reduction. They take a few percent of its time.
-# - A device function that uses shared memory has to leave it in a state in which it can be used again.
-# - Count the loads that a loop has in flight. That explained three results of this lesson.
-# - The online rule is worth more as algebra than as a faster softmax. A row that fits into registers does not need it.
-# - Sentences such as "80 times{{ quoted }} faster" are worth measuring. It was {{ memory_over_shared:.0f }}, and the
-#   cache between the two is what counts.
+# - Subtracting the maximum is not an optimisation. Without it softmax is wrong.
+# - Recomputing an exponential is cheaper than storing it and reading it back.
+# - Parts of a softmax can be joined in any order by two values each. This matters more as algebra than for the speed of
+#   a softmax: a row that fits into registers does not need it.
+# - Fewer bytes help only once enough bytes are in flight.
 
 # %% [markdown]
 # ## Resources
 #
-# - [M. Harris: Optimizing Parallel Reduction in CUDA](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf)
-# - [CUDA C++ Programming Guide: Warp Shuffle Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#warp-shuffle-functions)
 # - [M. Milakov, N. Gimelshein: Online normalizer calculation for softmax (2018)](https://arxiv.org/abs/1805.02867)
-# - [X. Mei, X. Chu: Dissecting GPU Memory Hierarchy through Microbenchmarking (2017)](https://arxiv.org/abs/1509.02308)
+# - [CUDA C++ Programming Guide: Warp Shuffle
+#   Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#warp-shuffle-functions)
 
 # %% [markdown]
 # ## Try it
 #
-# - In the cell with the races, launch one warp: `kernel[1, 32]`. Does `observe` still find the race? Should it?
 # - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - row_max)`. For which rows does
 #   the result stay right?
-# - `pictures.reductions(16)`: before you look, how many lines are there in the last step of each half?
+# - `pictures.join((5, 4), (1, 3, 2))`: which of the two factors is 1 now?
+# - Call `passes` for a matrix with rows of 1,001 elements. Does `softmax_vectorized` still read each of them once?
 #
-# Next: **histogram and scan**, where threads share counters, and every element gets a sum of its own.
+# Next: **other ways to write a kernel**: the same softmax by library calls, in Triton and in cuTile.
 
 # %% [numbers]
-# ns = series.memory_latency.places
-# barriers_gain = 0.01 < row('reduce_sum', 'tree').ms / row('reduce_sum', 'two_level').ms - 1 < 0.06
-# last_over_trees = row('softmax', 'block_tree').ms / row('softmax', 'vectorized').ms
-# memory_over_shared = ns['memory'].ns / ns['shared memory'].ns
-# l1_over_shared = ns['L1 cache'].ns / ns['shared memory'].ns
-# online_mb = ncu('softmax', 'online').dram_read / 1e6
-# three_loops_mb = ncu('softmax', 'warp').dram_read / 1e6
-# online_gain = 0.01 < row('softmax', 'warp').ms / row('softmax', 'online').ms - 1 < 0.06
+# names = ('naive', 'block_tree', 'warp', 'online', 'vectorized')
+# us = {name: row('softmax', name).graph_us or row('softmax', name).us for name in names}
+# ms = {name: us[name] / 1000 for name in names}
+# warp_over_online = us['warp'] / us['online']
+# blocks_per_sm = row('softmax', 'vectorized').blocks_per_sm
+# needed_per_sm = 4800 * series.memory_latency.places.memory.ns / machine.sms / 1e3
 # reads = ncu('softmax', 'warp').dram_read / 2**28
+# matrix_mb = 4 * 8192 * 8192 / 1e6
+# online_mb = ncu('softmax', 'online').dram_read / 1e6
+# vectorized_mb = ncu('softmax', 'vectorized').dram_read / 1e6

@@ -1,143 +1,127 @@
 # %% [markdown]
 # # 20 · Fused masked softmax
 #
-# *Lab notebook, 21 November 2026*
+# *Lab notebook, 28 November 2026*
 #
 # You will learn
 #
-# - what it saves to put three kernels into one, first on paper, then counted, then measured
-# - why a kernel that reads a row three times can move it through memory once, and be slow all the same
-# - how a launch can hide everything that a kernel does
-#
+# - what it saves to merge three kernels into one: on paper, counted, and measured
+# - what is saved by not reading what a mask hides
+# - why a kernel that reads a row three times can move it through memory once and still be slow
+
+# %% [markdown]
 # ## The problem
 #
-# A language model cuts its text into *tokens*, words or pieces of words, and in *attention* every token of a sequence
-# is compared with the others (lesson 24). The token that is compared is the *query*, each one that it is compared with
-# is a *key*, and a *score* says how well the two match. Then three things happen to the scores:
+# A language model cuts its text into *tokens*, words or pieces of words, and *attention* compares every token of a
+# sequence with the others (lesson 24). The token that compares is the *query*, those that it is compared with are the
+# *keys*, and a *score* says how well the two match. Then three things happen to the scores:
 #
 # $$P = \text{softmax}(\text{scale} \cdot X + \text{mask})$$
 #
-# They are scaled, by $1/\sqrt{64} = {{ 1 / 64**0.5:.3f }}$ where a query is a vector of 64 numbers. Some are hidden:
-# the mask adds $-\infty$ there, and $e^{-\infty} = 0$. And the softmax of lesson 15 makes probabilities of each row.
-# GPT-2 hides what lies in a token's future. That mask is called *causal*.
+# They are scaled, by $1/\sqrt{64} = {{ 1 / 64**0.5:.3f }}$ where queries are vectors of 64 elements. Some are hidden:
+# the mask adds $-\infty$ there, and $e^{-\infty} = 0$. And the softmax of lesson 16 turns each row into probabilities.
+# GPT-2 hides a token's future; that mask is called *causal*.
 
 # %%
 import numpy as np
 
-from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source
-from labkit._common.tables import PlainTable, number
+from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source, table
 from labkit.course.drawings import fused_masked_softmax as pictures
-from labkit.device import occupancy
 from labkit.device.launches import planned
 from labkit.kernels.ops.masked_softmax import MASKED_SOFTMAX_CAUSAL, MASKED_SOFTMAX_NONE, MASKED_SOFTMAX_PADDING
 from labkit.kernels.softmax import masked as ms
+from labkit.measure import ncu as counters
 
 pictures.masks()
 
 # %% [markdown]
-# With *padding* the sequences of a batch have different lengths and are stored as if they had the same; what lies
-# beyond the end of a sequence is hidden. All three masks leave the first columns of a row, so a kernel needs one number
-# for each row: how many it sees.
-#
-# ## Prediction
-#
-# There are B matrices of S × S, and three kernels, one after the other: the first scales and stores, the second adds
-# the mask, the third is the softmax. Write down how often the whole array is read, and how often it is written. Then
-# the same for one kernel that does everything. What is the ratio?
-#
+# *Padding* is for batches: sequences of different lengths are stored as if they had the same, and what is beyond the
+# end of a sequence is hidden. All three masks leave the first columns of a row visible, so all that a kernel needs is
+# one number per row: how many columns the row sees.
+
+# %% [markdown]
 # ## Three kernels
 #
-# The first multiplies each score by the scale. The third is the softmax with two trees, from lesson 15. This is the
-# second.
+# The plain way is one kernel for each step. The first multiplies each score by the scale, the second applies the mask,
+# and the third is the softmax with two trees from lesson 16. Here is the second.
 
 # %%
 show_source(ms.mask_kernel)
 
 # %% [markdown]
+# How often do the three together read the whole array, and how often do they write it? And what would be left if one
+# kernel did everything?
+
+# %%
+scores = np.random.default_rng(0).standard_normal((1, 64, 64), dtype=np.float32)
+small, out = cuda.to_device(scores[:, :32, :32].copy()), cuda.device_array((1, 32, 32), np.float32)
+
+
+def passes(name):
+    """Passes over a causal matrix of 32 x 32 that the threads of this launcher request: (read, written)."""
+    launcher = getattr(ms, f"masked_softmax_{name}")
+    counts = [observe(one.kernel[one.grid, one.block, 0, one.shared_bytes], *one.args).counts
+              for one in planned(lambda: launcher(small, out, causal=True))]
+    return tuple(sum(each[f"bytes_{kind}"] for each in counts) / (4 * 32 * 32) for kind in ("loaded", "stored"))
+
+
+table([("three kernels", *passes("unfused")), ("at best", 1, 1)], {"": "", "read": ".2f", "written": ".2f"},
+      "Passes over the array")
+
+# %% [markdown]
+# The scaling reads one pass and writes one. The mask only writes, half a pass, since what is hidden need not be read to
+# be overwritten. The softmax reads three and writes two. Together that is seven and a half, against two at best, or one
+# and a half if what is hidden is not read.
+
+# %% [markdown]
 # ## One kernel
 #
-# This lesson follows a report, *Fused Attention Softmax Accelerator GPT 2 Inference*, which did the same on an NVIDIA
-# L4. It describes a kernel that loads a row once into registers, but its pseudocode is that of a different one, which
-# loads the row three times:
+# *Fusing* the three means that nothing but the result is stored. The most direct way, printed for instance in an
+# unsigned report with the title *Fused Attention Softmax Accelerator GPT 2 Inference*, is a softmax in three loops that
+# each scale and mask what they load:
 
 # %%
 show_source(ms.masked_softmax_three_read_kernel)
 
 # %% [markdown]
-# There are three loops, and each of them loads the row, scales it and masks it again. What a thread computed in the
-# first loop is gone in the second. But nothing is stored except the result, and that is what *fused* means. `block_max`
-# and `block_sum` are the two-level reductions of lesson 15: shuffles, then shared memory.
-#
-# The report tests one matrix of 64 × 64 with the causal mask: every row of the result must have the sum 1, and the
-# fused result must be that of the three kernels. (The report prints 0.000000{{ quoted }} for the largest difference.)
+# What a thread computed in the first loop is gone in the second. `block_max` and `block_sum` are the two-level
+# reductions of lesson 15. Is the result the same as that of the three kernels?
 
 # %%
-scores = np.random.default_rng(0).standard_normal((1, 64, 64), dtype=np.float32)
 unfused, fused = (cuda.device_array(scores.shape, np.float32) for _ in range(2))
 ms.masked_softmax_unfused(cuda.to_device(scores), unfused, causal=True, scale=0.125)
 ms.masked_softmax_three_read(cuda.to_device(scores), fused, causal=True, scale=0.125)
 expected = unfused.copy_to_host().astype(np.float64)
-sums, difference = expected.sum(axis=-1), np.abs(fused.copy_to_host() - expected)
+difference = np.abs(fused.copy_to_host() - expected).max()
 for digits in (".6f", ".1e"):
-    print(f"largest difference {difference.max():{digits}}, mean {difference.mean():{digits}}, "
-          f"relative {difference.max() / expected.max():{digits}}, sum of a row off by {abs(sums - 1).max():{digits}}")
+    print(f"largest difference {difference:{digits}}, sum of a row off by {abs(expected.sum(-1) - 1).max():{digits}}")
 
 # %% [markdown]
-# Six digits after the point show zeros for everything below half a millionth. The numbers of a row are added in a
-# different order, so the last bits may differ. And two kernels that agree may both be wrong: the test that counts is
-# against NumPy in float64, further down.
+# Nearly. Printed with six decimals, everything below half a millionth looks like zero. The rows are added up in a
+# different order, so the last bits may differ. But two kernels that agree may both be wrong; the test that counts is
+# the one against NumPy in float64, further down.
+
+# %% [markdown]
+# ## Leave out what is hidden
 #
-# ## The bytes, on paper
-#
-# The report has a formula: the three kernels take seven passes over the array and one number for each row; the fused
-# kernel reads once and writes once.
+# Under a causal mask a row sees half{{ if near(1025 / 2048, 0.5) }} of its columns on average. The kernel above loads
+# the other half as well, three times, only to replace it by $-\infty$. Since every mask leaves the first columns, a
+# loop can simply end there: the loops of `bounded` run to `visible` instead of `size`. How many passes will that leave?
 
 # %%
-for B, S in ((1, 512), (1, 1024), (64, 1024)):
-    paper = 4 * (7 * B * S * S + B * S), 4 * 2 * B * S * S
-    print(f"{B:2} x {S:4}: {paper[0]:13,} bytes unfused, {paper[1]:11,} fused, {1 - paper[1] / paper[0]:.1%} saved")
+names = ("unfused", "three_read", "bounded")
+plots.traffic({name: passes(name) for name in names}, "A loop that ends at the mask reads half as much",
+              "passes over the array", place="Counted by observe")
 
 # %% [markdown]
-# The first two lines are in the report, digit for digit. $1 - 2/7 = {{ 100 * (1 - 2 / 7):.1f }}\%$, whatever the size.
-# (Its summary says about 75%{{ quoted }}, and the headings of its tables count four passes against one.) The report
-# does not derive its seven passes. Scale and mask each read and write, and that would leave three for the softmax. Is
-# it so?
-#
-# ## The bytes, counted
-#
-# `observe` counts what the threads load and store. In passes over the array, for one matrix of 32 × 32, causal:
-
-# %%
-small, out = cuda.to_device(scores[:, :32, :32].copy()), cuda.device_array((1, 32, 32), np.float32)
-
-
-def passes(launcher):
-    """Passes over the array that the kernels of this launcher read and write."""
-    counts = [observe(one.kernel[one.grid, one.block, 0, one.shared_bytes], *one.args).counts
-              for one in planned(lambda: launcher(small, out, causal=True))]
-    return tuple(sum(c[f"bytes_{kind}"] for c in counts) / (4 * 32 * 32) for kind in ("loaded", "stored"))
-
-
-counted = {name: passes(getattr(ms, f"masked_softmax_{name}"))
-           for name in ("unfused", "three_read", "bounded", "single_read")}
-plots.traffic(counted, "What the threads ask for", "passes over the array", place="Counted by observe")
+# A pass and a half to read, and one to write: hidden columns still get their zeros.
 
 # %% [markdown]
-# The scaling reads one pass and writes one. The mask only writes, half a pass, since what is hidden need not be read to
-# be overwritten. The softmax reads three and writes two. That makes seven and a half, so the report's seven are about
-# right for kernels such as these. The pseudocode asks for four passes, twice{{ if near(4 / 2, 2) }} as many as the
-# model of a fused kernel has. The other two kernels come next.
-#
-# ## Not reading what is hidden
-#
-# A row of a causal mask sees half{{ if near(1025 / 2048, 0.5) }} of its columns on average. The pseudocode loads the
-# other half as well, three times, to replace it by $-\infty$. Since every mask leaves the first columns, a loop can end
-# there. The loops of `bounded` run to `visible` and not to `size`.
-#
 # ## One pass
 #
-# A row of up to 1,024 elements fits into the registers of one warp, 32 for each lane. Then there is no shared memory
-# and no barrier at all. Here is the kernel, and `make_row`, which makes its three device functions.
+# A row of up to 1,024 elements fits into the registers of a single warp, 32 for each lane. Then there is no shared
+# memory and no barrier at all, and each score is loaded once. Here is the kernel, and `make_row`, which makes its three
+# device functions.
 
 # %%
 show_source(ms.ALIGNED[1])
@@ -146,10 +130,11 @@ show_source(ms.ALIGNED[1])
 show_source(ms.make_row)
 
 # %% [markdown]
-# With `vec4`, eight loads of four neighbours each come first, and a lane whose four are hidden does not load. The
-# factor $\log_2 e$ of the exponential is part of `factor`, so that both take one multiplication. At the end every
-# column gets a value: the hidden ones get zeros, without having been looked at. That can be tested. Put NaN where the
-# mask is, and the result must not change.
+# With `vec4`, eight loads of four neighbours each come first, and a lane whose four are all hidden does not load. The
+# factor $\log_2 e$ of the exponential is part of `factor`, so both take one multiplication. At the end every column
+# gets a value; the hidden ones get zeros without having been looked at.
+#
+# That can be tested. Let us put NaN wherever the mask is. What should happen to the result?
 
 # %%
 poisoned = np.where(np.triu(np.ones((64, 64), bool), 1), np.float32(np.nan), scores)
@@ -159,56 +144,66 @@ print(f"{np.isnan(result.copy_to_host()).sum()} NaN, largest difference from the
       f"{np.abs(result.copy_to_host() - expected).max():.1e}")
 
 # %% [markdown]
-# (A row may also see nothing, if a sequence has the length 0. PyTorch's softmax makes NaN of it, this kernel zeros.)
-#
-# ## Right at every size, under every mask
+# Nothing: not one NaN comes through. Now against NumPy, under all three masks, with sizes that are no multiple of four,
+# which go to a kernel that loads one element at a time. The tests also run rows of more than 1,024 elements, which go
+# to a block, and rows that see nothing at all: this kernel returns zeros there, PyTorch NaN. Do all of them agree?
 
 # %%
-sizes = ({"B": 1, "S": 4}, {"B": 3, "S": 20}, {"B": 2, "S": 64}, {"B": 1, "S": 260})
-for op in (MASKED_SOFTMAX_NONE, MASKED_SOFTMAX_PADDING):
-    for row in agree(op, sizes=sizes[:3]).rows:
-        print(f"{row.name:22} largest error {row.error:.1e}, {row.units:.2f} of what is allowed")
+sizes = ({"B": 1, "S": 4}, {"B": 3, "S": 20}, {"B": 2, "S": 64}, {"B": 1, "S": 257})
+table([(row.name, row.error, row.units) for op in (MASKED_SOFTMAX_NONE, MASKED_SOFTMAX_PADDING)
+       for row in agree(op, sizes=sizes[:3]).rows],
+      {"rung": "", "largest error": ".1e", "of what is allowed": ".2f"})
+
+# %%
 agree(MASKED_SOFTMAX_CAUSAL, sizes=sizes)
 
 # %% [markdown]
-# (Sizes that are no multiple of four go to a kernel that loads one element at a time, and rows of more than 1,024 to a
-# block. The tests run those, too.)
-#
+# They do. So far that is arithmetic and counting; now to the time.
+
+# %% [markdown]
 # ## The bytes, measured
 #
-# On a GPU the caches stand between what threads ask for and what memory delivers. Nsight Compute counts what really
-# came. Before you look: three_read asks for three passes. How many will memory have to read?
-
-# %%
-from labkit.measure import ncu as counters
-
-counters.profile("masked_softmax_causal")
+# On a GPU, caches stand between what threads request and what memory delivers. Nsight Compute counts what really came.
+# `three_read` requests three passes. How many does memory have to deliver?
 
 # %%
 moved = {}
 for row in counters.recorded()["ops"]["masked_softmax_causal"]["rows"]:
-    read, written = moved.get(row["name"].split(" (")[0], (0.0, 0.0))
-    moved[row["name"].split(" (")[0]] = read + row["dram_read"] / 2**28, written + row["dram_write"] / 2**28
-plots.traffic(moved, "What memory delivers", "passes over the array", place="Measured on an H200 by ncu")
+    name = row["name"].split(" (")[0].removeprefix("causal_")
+    read, written = moved.get(name, (0.0, 0.0))
+    moved[name] = read + row["dram_read"] / 2**28, written + row["dram_write"] / 2**28
+plots.traffic(moved, "Memory delivers three reads of a row only once", "passes over the array",
+              place="Measured on an H200 by ncu, 64 matrices of 1,024 x 1,024")
 
 # %% [markdown]
-# I had expected three passes. On the H200 that we recorded it is one: {{ scores / 1e6:.0f }} MB, the size of the
-# scores. A row has 4 KB, and when the second loop comes, it still lies in a cache. So the pseudocode reads and writes
-# memory once after all, and still takes {{ words(three_read_slowdown) }} times as long as `single_read`. Nor is it the
-# mask: `bounded` reads {{ words(bounded_share) }} of the scores from memory, as much as `single_read`, and takes
-# twice{{ if near(ms['bounded'] / ms['single_read'], 2) }} as long.
+# One. A row is 4 KB, and when the second loop comes, it is still in a cache. So `three_read` uses memory as sparingly
+# as it can without skipping what is hidden, and yet it takes {{ words(three_read_slowdown) }} times as long as
+# `single_read`. Skipping is not the reason either: `bounded` reads {{ words(bounded_share) }} of the scores from
+# memory, as much as `single_read`, and takes twice{{ if near(ms['bounded'] / ms['single_read'], 2) }} as long.
 #
-# Bytes do not explain that. The loops of both hold one load each, so a warp has only one load in flight. They compute
-# each exponential twice and cross barriers in between. `single_read` has fewer warps,
-# half{{ if near(single_read_occupancy, 0.5) }} of what would fit. But each has eight loads of 16 bytes on their way.
+# PyTorch's three calls, the last bar, move about {{ words(moved / scores) }} times the size of the scores. (A little
+# less is written than one would think: when a kernel ends, its last {{ min(left) / 1e6:.0f }} to
+# {{ max(left) / 1e6:.0f }} MB are still on their way, in the L2 cache.)
 #
-# The model of seven passes is too much for real kernels: PyTorch's three read and write about
-# {{ words(moved / scores) }} times the size of the scores. (Less is written than one would think: when a kernel ends,
-# its last {{ min(left) / 1e6:.0f }} to {{ max(left) / 1e6:.0f }} MB are still on their way, in the L2 cache.)
-#
-# ## The ladder
+# If not bytes, what does `bounded` wait for?
 
 # %%
+counters.profile("masked_softmax_causal")
+
+# %% [markdown]
+# For loads, and for barriers. Its loops hold one load each, so a warp has a single load in flight, and it computes
+# every exponential twice. `single_read` has fewer warps, half{{ if near(single_read_occupancy, 0.5) }} of what would
+# fit, and no barrier. But each of its lanes has eight loads of 16 bytes in flight. This is the lesson of the climb in
+# lesson 15: loads in flight, not occupancy.
+
+# %% [markdown]
+# ## The climb
+#
+# Here is the ladder for 64 matrices with a causal mask. Three PyTorch calls are an easy target; `torch.compile` fuses
+# them into one Triton kernel by itself. Which of the two does `single_read` beat, and can you think of a reason why it
+# should beat the second?
+
+# %% tags=["hide-input"]
 plots.ladder(ladder(MASKED_SOFTMAX_CAUSAL))
 
 # %%
@@ -217,77 +212,39 @@ for mask in ("none", "causal", "padding"):
     for S, B in ((512, 1), (1024, 1), (1024, 64)):
         one = measure.recorded_ladder(f"masked_softmax_{mask}", {"B": B, "S": S}, gpu="NVIDIA H200")
         us = {row.name.removeprefix(f"{mask}_").split(" (")[0]: 1000 * row.graph.p50 for row in one.rows if row.graph}
-        names = ("unfused", "three_read", "single_read", "PyTorch", "PyTorch, compiled")
-        rows.append((mask, f"{B} x {S} x {S}", *(number(us.get(name)) for name in names),
-                     f"{us['PyTorch, compiled'] / us['single_read']:.2f}"))
-PlainTable("In a graph, us", ("mask", "", *names, "ratio"), tuple(rows),
-           (f"Measured on {one.where}. PyTorch: a call each for scale, mask (if any) and softmax. "
-            "Ratio: compiled to single_read.",))
+        timed = [us.get(name) for name in ("unfused", "single_read", "PyTorch", "PyTorch, compiled")]
+        rows.append((mask, f"{B} x {S} x {S}", *timed, timed[3] / timed[1]))
+table(rows, {"mask": "", "size": "", "unfused": ".1f", "single_read": ".1f", "PyTorch": ".1f", "compiled": ".1f",
+             "compiled / single_read": ".2f"},
+      "In a graph, us", note=f"Measured on {one.where}. PyTorch: one call each for scale, mask (if any) and softmax.")
 
 # %% [markdown]
-# Beside PyTorch's separate calls `single_read` is twice{{ if near(fused['none'][0], 2) }} as fast without a mask and
-# more than four times{{ if masked_gain }} as fast with one. But those calls are not the ones to beat. `torch.compile`
-# fuses them by itself and writes one Triton kernel for them, which compares indices and so reads no mask either.
-# Without a mask it is as fast as ours{{ if abs(fused['none'][1] - 1) < 0.05 }}: both read each score once and write
-# each result once. Under a mask it does not know that half{{ if near(1023 / 2048, 0.5) }} of the scores need not be
-# read. With 64 matrices it therefore takes a quarter{{ if compiled_longer }} longer than ours. A single matrix of 512
-# stays in the cache, and there we gain nothing{{ if fused['alone'] < 1 }}.
-#
-# ## The report's figures, and ours
-#
-# The report times PyTorch's three calls against its fused kernel: 5 calls to warm up, then 100, one matrix each. Here
-# is the same on an H200, called from Python, with `single_read` as the fused kernel. Before you look: how much longer
-# should a matrix of 1,024 take than one of 512?
-
-# %%
-series = measure.recorded_series("masked_softmax_sizes", gpu="NVIDIA H200")
-theirs = {(512, "none"): "37, 30, 1.27", (512, "causal"): "141, 30, 4.78",
-          (1024, "none"): "37, 30, 1.24", (1024, "causal"): "139, 30, 4.65"}
-rows = []
-for row in series["rows"]:
-    B, S, slow, fast = row["B"], row["S"], row["unfused"], row["fused"]
-    us = ("{:.1f} ({:.1f}–{:.1f})".format(*(1000 * one[p] for p in ("p50", "p5", "p95"))) for one in (slow, fast))
-    gbs = (f"{4 * n / one['p50'] / 1e6:,.0f}" for n, one in ((7 * B * S * S + B * S, slow), (2 * B * S * S, fast)))
-    rows.append((f"{B} x {S}", row["mask"], *us, *gbs, f"{slow['p50'] / fast['p50']:.2f}",
-                 theirs.get((S, row["mask"]), "-") if B == 1 else "-"))
-columns = ("", "mask", "PyTorch, unfused", "fused", "GB/s", "GB/s", "ratio", "theirs: us, us, ratio")
-PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
-           (f"Ours on {series['where']}. GB/s by the report's count of bytes: seven passes, and two.",
-            "Theirs on an L4; mean of the four ratios 2.99, fused over unfused in GB/s 0.85."))
+# Against PyTorch's separate calls `single_read` is twice{{ if near(fused['none'][0], 2) }} as fast without a mask and
+# more than four times{{ if masked_gain }} as fast with one. The compiled kernel is as fast as ours without a
+# mask{{ if abs(fused['none'][1] - 1) < 0.05 }}: both read each score once and write each result once. Under a mask it
+# does not know that half{{ if near(1023 / 2048, 0.5) }} of the scores need not be read, and with 64 matrices it needs a
+# quarter{{ if compiled_longer }} longer. A single matrix of 512 stays in the cache, where skipping saves
+# nothing{{ if fused['alone'] < 1 }}.
 
 # %% [markdown]
-# In the report 512 and 1,024 take the same time: 0.030 ms{{ quoted }}, with four times the work. So it was not the work
-# that was timed, but the launch. Ours are of the same kind. At B = 1 a call of ours costs about
-# 40{{ if near(sum(called) / 4, 40, 0.05) }} us for both sizes, more than PyTorch's
-# calls{{ if min(called) > max(theirs) }}, although the kernel itself takes {{ min(graphs):.0f }} to
-# {{ max(graphs):.0f }} us. The rest is Python. The report's ratio of bandwidths, 0.85{{ quoted }}, has the same reason:
-# the fused kernel has fewer bytes to move in the same time.
+# ## A single matrix
 #
-# Where does the floor end? Here is one matrix over its size, called and in a graph, in which Python has no part.
+# All those times are from CUDA graphs. Called from Python, how much longer does one matrix of 1,024 × 1,024 take than
+# one of 512 × 512, which has a quarter of the elements?
 
-# %%
-pictures.launch_floor(series)
+# %% tags=["hide-input"]
+pictures.launch_floor(measure.recorded_series("masked_softmax_sizes", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# In the graph every size has its own time from the start. The called kernel leaves its floor at 4,096. If you have
-# small work, the launch is the first thing to get rid of.
-#
-# The report ends with the resources of a block: 8 warps, 256 bytes of shared memory, 6 blocks on a multiprocessor, an
-# occupancy of 100%{{ quoted }}. Lesson 02 showed how that is computed.
-
-# %%
-print("on an L4, blocks allowed by each:", occupancy.limits(occupancy.L4, threads=256, registers=32, shared_bytes=256))
-measure.recorded_ladder("masked_softmax_causal", gpu="NVIDIA H200").resources_table()
+# No longer at all. In the graph every size has its own time, {{ min(graphs):.0f }} to {{ max(graphs):.0f }} us for
+# these two. Called from Python both take about 40{{ if near(sum(called) / 4, 40, 0.05) }} us: that is the launch, and
+# the kernel leaves this floor only at a size of 4,096. If two sizes take the same time, you are timing something else.
+# For small work, get rid of the launch first (lesson 13).
 
 # %% [markdown]
-# The report's 6 blocks and 100%{{ quoted }} are right if a thread has at most {{ 65536 // 1536 // 8 * 8 }} registers,
-# which it does not say. In our table the fastest kernel has the lowest occupancy. What counts is that each of its warps
-# has more loads in flight. (The report also asks for silicon area, and answers that software takes none. Registers and
-# shared memory are what a kernel takes.)
-#
 # ## As an operator of PyTorch
 #
-# To be of use, a kernel must be easy to call. `labkit.kernels.softmax.torch_op` makes an operator of it: PyTorch's
+# To be of use, a kernel must be easy to call. `labkit.kernels.softmax.torch_op` turns it into a PyTorch operator:
 # tensors in and out, on PyTorch's stream, with a derivative, and known to `torch.compile`.
 
 # %%
@@ -310,26 +267,25 @@ else:
 # %% [markdown]
 # ## What I learned
 #
-# - A traffic model is a claim about kernels. I check whose: mine asked for {{ 1 + 1 + 0.5 + 3 + 2 }} passes, PyTorch's
-#   three moved {{ round(moved / scores) }}, and the model said 7.
-# - What threads ask for and what memory delivers are two numbers. The third pass over a row of 4 KB comes from a cache,
-#   and it still costs time.
-# - The best saving was to not read what is hidden. No model of passes had it.
-# - If two sizes take the same time, I am timing something else.
-# - Full occupancy is not the goal. Loads on their way are.
-#
+# - A kernel that knows what its mask hides need not read it. A compiler that is handed the mask does not know.
+# - What threads request is not what memory delivers. The third pass over a row of 4 KB comes from a cache, and it still
+#   costs time.
+# - Full occupancy is not the goal. Loads in flight are.
+# - If two sizes take the same time, it is not the work that was timed.
+
+# %% [markdown]
 # ## Resources
 #
 # - [M. Shoeybi et al.: Megatron-LM (2019)](https://arxiv.org/abs/1909.08053), whose fused kernels do the same
-# - [CUDA C++ Programming Guide: Compute Capabilities](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities)
-# - [Nsight Compute: Metrics Guide](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html#metrics-guide)
+# - *Fused Attention Softmax Accelerator GPT 2 Inference*, a report without author, date or address
 # - [PyTorch: Custom Operators](https://pytorch.org/tutorials/advanced/python_custom_ops.html)
-#
+
+# %% [markdown]
 # ## Try it
 #
-# - In the cell that counts passes, take the mask away: `causal=False`. Which bars change, and by how much?
-# - How many blocks of `single_read` would fit on a multiprocessor if a thread took 64 registers{{ example }}? Predict
-#   it, then call `occupancy.blocks(occupancy.H200, 128, 64, 0)`.
+# - `passes` always has a causal mask. Take it away: which of the three launchers request more, and by how much?
+# - How many blocks of `single_read` would fit on a multiprocessor if a thread needed 64 registers{{ example }}? Predict
+#   it, then call `occupancy.blocks(occupancy.H200, 128, 64, 0)` from `labkit.device`.
 # - In the cell with NaN, use `masked_softmax_three_read`. Why does it come out right, although it loads the NaN?
 #
 # Next: **LayerNorm**, where two sums are needed and the second depends on the first.
@@ -347,7 +303,6 @@ else:
 #         'masked_softmax_bounded_kernel', 'masked_softmax_warp_row_kernel')]
 # cases = [row for row in series.masked_softmax_sizes.rows if row.B == 1 and row.S in (512, 1024)]
 # called = [1000 * row.fused.p50 for row in cases]
-# theirs = [1000 * row.unfused.p50 for row in cases]
 # graphs = [1000 * row.fused_graph.p50 for row in cases]
 # three_read_slowdown = ms['three_read'] / ms['single_read']
 # bounded_share = ncu('masked_softmax_causal', 'causal_bounded').dram_read / scores

@@ -5,139 +5,217 @@
 #
 # You will learn
 #
-# - how a tile in shared memory turns strided stores into coalesced ones, without bank conflicts
-
-# %% [markdown]
+# - how a tile in shared memory makes the loads and the stores of a transpose coalesced
+# - what a bank conflict costs, and two ways to get rid of it
+# - how close to a copy a transpose can come
+#
 # ## The problem
 #
-# To be written.
+# $$\text{out}_{c,r} = a_{r,c}$$
+#
+# There is no arithmetic in a transpose. Each element is read once and written once, just as in a copy, so a transpose
+# should be as fast as a copy. Programs transpose all the time: a matrix for a product, a picture for a filter along its
+# columns. And yet the obvious kernel is several times slower than a copy. All the work of this lesson goes into the
+# order in which the elements travel.
+#
+# ## Prediction
+#
+# Take a matrix of 8,192 × 8,192 in float32. How many megabytes does a transpose have to move, and how long does a GPU
+# with {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s need for them?
+
+# %%
+from labkit import roofline
+from labkit.kernels.ops.transpose import TRANSPOSE
+
+roofline.predict(TRANSPOSE, R=8192, C=8192)
+
+# %% [markdown]
+# An eighth of a millisecond{{ if near(bound_ms, 1 / 8) }}, all of it for memory: there is no arithmetic that could take
+# longer.
+#
+# ## One side is always strided
+#
+# In the first kernel a thread moves one element.
 
 # %%
 import numpy as np
 
-from labkit import agree, ladder, observe, plots, show_source
-
-plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda row, col: 9 * row + col,
-             "col ^ row": lambda row, col: 8 * row + (col ^ row)})
-
-# %% [markdown]
-# ## The transpose
-#
-# $$\text{out}_{c,r} = a_{r,c}$$
-#
-# No arithmetic. But however the threads are arranged, either the loads or the stores of a warp run down a column of the
-# matrix, so that each lane needs a sector of its own (lesson 04). The way out is an exercise of lesson 06: a block
-# loads a tile along the rows of `a`, waits, and stores it along the rows of `out`. The transposition happens in shared
-# memory, and it is not free there either.
-#
-# Shared memory has 32 *banks* (lesson 07), each four bytes wide. Element i of a float32 array is in bank i % 32. In one
-# step every bank delivers one element. If the lanes of a warp need elements of 32 different banks, that takes one step.
-# If all need different elements of the same bank, it takes 32 steps: a *bank conflict*.
-
-# %%
-
-from labkit import plots
-
-plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda row, col: 9 * row + col,
-             "col ^ row": lambda row, col: 8 * row + (col ^ row)})
-
-# %% [markdown]
-# The picture has 8 banks. On the left a column lies in a single bank, because a row is as long as there are banks. In
-# the middle each row has one more element, which is never used. Now each row begins one bank further, and a column goes
-# through all of them. On the right nothing is wasted: row r stores its element c in column c ^ r, exclusive or, and
-# finds it there again. That is a *swizzle*.
-
-# %%
-from labkit.kernels.ops.transpose import TRANSPOSE
+from labkit import agree, ladder, observe, plots, show_source, table
 from labkit.kernels.transpose import (
     make_transpose_tiled,
+    transpose_naive_kernel,
     transpose_padded_kernel,
     transpose_swizzled_kernel,
     transpose_tiled_kernel,
+    transpose_vectorized_kernel,
 )
 
+show_source(transpose_naive_kernel)
+
+# %% [markdown]
+# The lanes of a warp have neighbouring values of `col`. They read 32 neighbours of a row of `a`, and write them into 32
+# different rows of `out`. Swap the two indices, and the stores become coalesced and the loads strided: one of the two
+# always runs down a column. How many sectors of 32 bytes does a warp load, and how many does it store to (lesson 04)?
+
+# %%
+lanes = np.arange(32)
+plots.warp_addresses({"load a[0, lane]": lanes, "store out[lane, 0]": 64 * lanes},
+                     "A warp of the naive kernel, on a matrix of 64 columns")
+
+# %% [markdown]
+# The load needs four sectors, and uses every byte of them. The store touches 32, one for each lane, and uses four bytes
+# of each.
+#
+# ## Turned in a tile
+#
+# Global memory wants whole rows on both sides, so the turning has to happen somewhere else: in shared memory. A block
+# loads a tile of 32 × 32 along the rows of `a`, waits, and writes it along the rows of `out`. One row of `out` comes
+# from one column of the tile.
+
+# %%
 show_source(make_transpose_tiled)
 
 # %% [markdown]
-# The tile is 32 × 32, and the *pitch*, the length of its rows in memory, is 32 or 33. To read the columns of a tile
-# takes 32 requests, one for each column, by one warp each. Before you run the cell: how many steps beyond one for each
-# request does the pitch of 32 cost, for one tile?
+# A function makes this kernel, because the *pitch*, the distance between two rows of the tile in shared memory, will
+# change in a moment. For now it is 32. A block of 32 × 8 threads walks through its tile in four steps, and a single
+# barrier separates the loads from the stores. How many sectors do the two kernels move for a matrix of 64 × 64, where
+# {{ 2 * 64 * 64 * 4 // 32:, }} would do?
 
 # %%
-square = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
-for kernel, name in ((transpose_tiled_kernel, "pitch 32"), (transpose_padded_kernel, "pitch 33"),
-                     (transpose_swizzled_kernel, "col ^ row")):
-    counts = observe(kernel[1, (32, 8)], square, np.zeros_like(square)).counts
-    print(f"{name:10} {counts['bank_conflicts']:4} steps too many")
+square = np.random.default_rng(0).random((64, 64), np.float32)
+
+
+def counts(kernel, grid):
+    out = np.zeros_like(square)
+    report = observe(kernel[grid, (32, 8)], square, out)
+    assert np.array_equal(out, square.T)
+    return report.counts
+
+
+naive, tiled = counts(transpose_naive_kernel, (2, 8)), counts(transpose_tiled_kernel, (2, 2))
+table([("naive", naive["sectors"], naive["shared_requests"]), ("tiled", tiled["sectors"], tiled["shared_requests"])],
+      ["kernel", "sectors in global memory", "requests to shared memory"])
 
 # %% [markdown]
-# With the pitch of 32, step by step: the stores of a warp into the tile go to 32 banks, and its loads all to one. Find
-# the step in which that happens.
+# The tile moves no sector that is not needed. In exchange every element makes a detour through shared memory. Is that
+# detour free?
+#
+# ## Banks
+#
+# Shared memory is built of 32 *banks*, each four bytes wide: element i of a float32 array is in bank i % 32. Every bank
+# delivers one element per step. If the lanes of a warp need 32 different banks, they are served in one step. If they
+# need 32 different elements of the same bank, they queue for 32 steps. That is a *bank conflict* (lesson 07 met it in a
+# matrix product). Here is a small shared memory of 8 banks, with a tile of 8 × 8 stored in three different ways.
+
+# %% tags=["hide-input"]
+plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda row, col: 9 * row + col,
+             "col ^ row": lambda row, col: 8 * row + (col ^ row)})
+
+# %% [markdown]
+# On the left a row is exactly as long as there are banks, and so a whole column sits in one bank. In the middle each
+# row has one extra element, which is never used. Every row now begins one bank further along, and a column visits all
+# the banks. On the right no memory is wasted: row r keeps its element c in column c ^ r, exclusive or, and looks for it
+# there, as `tile[r, c ^ r]`. This is a *swizzle*.
+#
+# In the kernel above, a warp reads a column of the tile for each of its 32 rows of `out`. How many extra steps does a
+# block spend in the queue, with a pitch of 32, with a pitch of 33, and with the swizzle?
 
 # %%
-observe(transpose_tiled_kernel[1, (32, 8)], square, np.zeros_like(square)).play()
+tile = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
+kernels = {"pitch 32": transpose_tiled_kernel, "pitch 33": transpose_padded_kernel,
+           "col ^ row": transpose_swizzled_kernel}
+table([(name, observe(kernel[1, (32, 8)], tile, np.zeros_like(tile)).counts["bank_conflicts"])
+       for name, kernel in kernels.items()], ["tile", "extra steps"])
+
+# %% [markdown]
+# A column takes 32 steps instead of one, and there are 32 columns: 32 × 31 = {{ 32 * 31 }} extra steps. Both cures
+# remove every one of them. You can watch a warp queue. Its stores into the tile spread over all 32 banks; then, after
+# the barrier, its loads all go to the same one.
+
+# %%
+observe(transpose_tiled_kernel[1, (32, 8)], tile, np.zeros_like(tile)).play()
+
+# %% [markdown]
+# Every load of a column takes 32 steps, and a block makes 32 of them.
+#
+# ## Four elements at a time
+#
+# The last rung changes one more thing. It moves 128 bits per instruction, four neighbouring elements, on its way in and
+# on its way out.
+
+# %%
+show_source(transpose_vectorized_kernel)
+
+# %% [markdown]
+# Its tile is 64 × 64, with a pitch of 65. Eight lanes load 32 neighbours of a row, so a warp covers four rows at a
+# time, and each thread has four such loads in flight before it reaches the barrier: 64 bytes instead of 16. A thread
+# then collects four elements from a column of the tile and stores them as one quad. Sizes that are not multiples of
+# four go to the padded kernel.
 
 # %%
 agree(TRANSPOSE)
 
 # %% [markdown]
-# What will the unused column be worth on a GPU? And which of the kernels will come close to a copy?
+# All rungs are right, also at sizes that end inside a tile.
+#
+# ## The ladder
+#
+# On a GPU, how many times as fast as the plain tile is the one with the unused column, and which of the five rungs
+# comes close to a copy?
 
 # %%
 plots.ladder(ladder(TRANSPOSE))
 
 # %% [markdown]
-# On the H200 the naive kernel writes a sector of 32 bytes for every four that it needs. The tile avoids that, the pitch
-# of 33 doubles the speed{{ if near(pitch_gain, 2) }} once more, and loads and stores of 128 bits bring it to nine
-# tenths{{ if near(of_copy, 0.9) }} of a copy. PyTorch's is slower. It uses its general copy, which works for any
-# strides. `torch.compile` writes a kernel with tiles for it, which is as fast as the last
+# On the H200 the naive kernel reaches {{ naive_of_copy:.0% }} of the speed of a copy. The tile triples
+# that{{ if near(tile_gain, 3.2) }}, and one unused column doubles it again{{ if near(pitch_gain, 2) }}: those queues
+# were half of the time. With four elements at a time the transpose runs at nine tenths{{ if near(of_copy, 0.9) }} of a
+# copy.
+#
+# The swizzle has no conflicts either, and still it is {{ swizzle_slower:.0% }} slower than the padding. Look at the
+# addresses. With a pitch of 33, the four elements that a thread reads from the tile are eight elements apart, whatever
+# the thread: the compiler computes one address, and the load instructions add a constant each. An exclusive or has to
+# be worked out afresh for all four. In PTX the padded kernel has 128{{ compiled }} instructions, and the swizzled one
+# 169{{ compiled }}. A swizzle is for tiles that cannot be padded, such as those that Hopper's copy engine
+# writes (lesson 10).
+#
+# PyTorch's `a.T.contiguous()` takes {{ words(torch_slower) }} times as long as the last rung. It runs the general copy
+# kernel, which handles any *strides*, the distances in memory from one row and from one column to the next, and uses no
+# tile. `torch.compile` generates a tiled kernel, as fast as the last
 # rung{{ if compiled_as_fast }}.
 #
-# The exclusive or has no conflicts either, and yet it is slower than the padding. One difference is in the addresses:
-# with the padding the four places of a thread lie a fixed distance apart; with the exclusive or each has to be computed
-# separately.
-
-# %% [markdown]
 # ## What was implemented
 #
-# - a transpose in five rungs: naive, a tile, a padded tile, a swizzled tile, 128 bits at a time
-# - a residual addition folded into LayerNorm, with its sum kept or not
-# - GELU in both forms, as a kernel and in the epilogue of a product
-
-# %% [markdown]
+# - a transpose in five rungs: naive, tiled, padded, swizzled, and 128 bits at a time
+#
 # ## What I learned
 #
-# - A column of a tile lies in one bank if a row is as long as there are banks. One unused element in each row moves it
-#   through all of them.
-# - If one kernel reads what another has just written, consider fusing them. Bytes predict what it is worth.
-# - Fused into a product, an activation no longer waits for memory. Then its arithmetic counts.
-
-# %% [markdown]
+# - If loads and stores cannot both be coalesced, turn the data in shared memory.
+# - A column of a tile sits in a single bank when a row is as long as there are banks. One unused element per row
+#   spreads it over all of them.
+# - Zero conflicts is not the end: the arithmetic of an address counts as well.
+#
 # ## Resources
 #
-# - [M. Harris: An Efficient Matrix Transpose in CUDA
-#   C/C++](https://developer.nvidia.com/blog/efficient-matrix-transpose-cuda-cc/)
-# - [Hendrycks, Gimpel: Gaussian Error Linear Units (2016)](https://arxiv.org/abs/1606.08415)
-
-# %% [markdown]
+# - [M. Harris: An Efficient Matrix Transpose in CUDA C/C++
+#   (2013)](https://developer.nvidia.com/blog/efficient-matrix-transpose-cuda-cc/)
+#
 # ## Try it
 #
-# - In the cell with the banks, try `lambda row, col: 10 * row + col`. How many steps, and why not one?
-# - In the cell with the bytes, add a third kernel before the other two: the bias of a linear layer, added to `x`. What
-#   does fusing all three save?
+# - In the cell with the banks, add `"rows of 10": lambda row, col: 10 * row + col`. In how many steps does it deliver a
+#   column, and why not in one?
+# - `make_transpose_tiled(34)` makes another kernel. Predict its extra steps, then run it in the cell that counts them.
+# - Launch the padded kernel on a matrix of 33 × 33, with a grid of (2, 2). How many of its four blocks do useful work,
+#   and how many threads are idle?
 #
-# Next: **attention**, where a softmax stands between two products, and fusing all three takes a new idea.
+# Next: **fusion**, where the fastest kernel is the one that is never launched.
 
 # %% [numbers]
-# gelu_mb = 2 * 2 * 8192 * 1536 / 1e6
-# layer = {'erf': row('linear_gelu', 'linear_gelu_wgmma').graph_us, 'tanh': row('linear_gelu_tanh',
-#          'linear_gelu_tanh_wgmma').graph_us, 'none': row('linear', 'linear_wgmma_specialised', M=8192, N=1536,
-#          K=384).graph_us}
+# bound_ms = row('transpose', 'naive').bound_ms
+# naive_of_copy = row('transpose', 'naive').fraction
+# tile_gain = row('transpose', 'naive').ms / row('transpose', 'tiled').ms
 # pitch_gain = row('transpose', 'tiled').ms / row('transpose', 'padded').ms
+# swizzle_slower = row('transpose', 'swizzled').ms / row('transpose', 'padded').ms - 1
 # of_copy = row('transpose', 'vectorized').fraction
+# torch_slower = row('transpose', 'PyTorch').ms / row('transpose', 'vectorized').ms
 # compiled_as_fast = abs(row('transpose', 'PyTorch, compiled').ms / row('transpose', 'vectorized').ms - 1) < 0.03
-# two_calls = row('add_layernorm', 'PyTorch (').ms / row('add_layernorm', 'fused').ms
-# compiled_gain = 1 - row('add_layernorm', 'PyTorch, compiled').ms / row('add_layernorm', 'fused').ms
-# torch_us = row('linear_gelu_tanh', 'PyTorch (cuBLAS, bias and GELU').graph_us
-# erf_as_traffic = 0.8 < (layer['erf'] - layer['none']) / (1000 * gelu_mb / limits.bandwidth_gbs) < 1.2
-# tanh_below_half = (layer['tanh'] - layer['none']) / (layer['erf'] - layer['none']) < 0.5

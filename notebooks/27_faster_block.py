@@ -11,41 +11,41 @@
 #
 # ## The problem
 #
-# The block of the last lesson is right, and slow. It makes ten launches. The article in CUDA C++ from which it comes
-# allocates eight arrays in each call as well, and frees them at the end. None of that is arithmetic. So this lesson
-# first saves launches and memory around the kernels. Then it takes the fastest kernels of the course, and looks at the
+# The block of the last lesson is right, and slow. It makes ten launches. The CUDA C++ design that it follows also
+# allocates eight arrays in each call and frees them at the end. None of that is arithmetic. So this lesson first saves
+# launches and memory around the kernels. Then it replaces the kernels by the fastest of the course, and looks at the
 # clock.
 #
 # ## Prediction
 #
-# With 16 tokens a block reads {{ 4 * 7_087_872 / 1e6:.0f }} MB of weights and little else. Write down three times on an
-# H200, which reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a second: for these bytes, for launching ten kernels
-# from Python, and for ten launches in a graph. Lesson 13 measured a launch. Which of the three is the largest?
+# With 16 tokens a block reads {{ 4 * 7_087_872 / 1e6:.0f }} MB of weights and little else. Lesson 13 measured a launch.
+# Which is the largest of three times on an H200: reading these bytes at {{ round(limits.bandwidth_gbs, -2):,.0f }}
+# GB/s, launching ten kernels from Python, or ten launches in a graph?
 
 # %%
-from labkit import measure, roofline
+from labkit import measure, roofline, table
 from labkit.models import gpt2_block as block
 from labkit.models.gpt2_block import GPT2_SMALL
 
 limits = roofline.limits()
 cost = measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
 moved = sum(block.traffic(GPT2_SMALL, 16).values())
-print(f"the bytes of a block with 16 tokens: {moved / limits.bandwidth_gbs / 1e3:.0f} us")
-for how, key in (("from Python", "launcher_us"), ("in a graph", "graph_us")):
-    print(f"{how:11}  a launch {cost[key]:4.1f} us, ten {10 * cost[key]:3.0f} us, seven {7 * cost[key]:3.0f} us")
-print(f"launches recorded on {cost['where']}, {cost['date']}")
+rows = [("the bytes of a block with 16 tokens", moved / limits.bandwidth_gbs / 1e3)]
+rows += [(f"{count} launches {how}", count * cost[key]) for how, key in (("from Python", "launcher_us"),
+                                                                       ("in a graph", "graph_us")) for count in (10, 7)]
+table(rows, {"": "", "us": ".0f"}, note=f"launches recorded on {cost['where']}, {cost['date']}")
 
 # %% [markdown]
-# With launches from Python the GPU waits for the host most of the time{{ if waits_for_host }}, if its kernels are as
-# fast as their bytes allow. And this is the least that a launch costs: it was measured with a kernel of three
-# arguments. A launcher of the block also checks its arrays and chooses a kernel for their shape.
+# If the kernels are as fast as their bytes allow, launches from Python leave the GPU waiting for the host most of the
+# time{{ if waits_for_host }}. And that is the least that a launch costs: it was measured with a kernel of three
+# arguments, while a launcher of the block also checks its arrays and chooses a kernel for their shape.
 #
 # ## Seven launches
 #
 # Three of the ten launches do next to no arithmetic: both additions, and GELU. Each reads what the product before it
 # has just written. In lesson 23 such a step moved into the *epilogue* of the product, where its input is still in a
-# register. Here is the epilogue of a linear layer. It is called once for each element, between the last multiplication
-# and the store.
+# register. The same epilogue adds a residual. It is called once for each element, between the last multiplication and
+# the store.
 
 # %%
 from labkit import show_source
@@ -61,8 +61,17 @@ sizes = {"M": 37, "N": 23, "K": 19}, {"M": 1, "N": 40, "K": 200}
 agree(FUSED_LINEAR_GELU, FUSED_LINEAR_GELU.rungs[:2], sizes=sizes)
 
 # %% [markdown]
-# Write down what it saves, with 16 tokens and with 1,024: launches, and bytes. (`KERNEL_FOR_EACH_STEP` are the kernels
-# of the last lesson, and `FUSED` the course's fastest, with the epilogues.)
+# These are the seven launches that are left. GELU and the additions are now in the last column.
+
+# %%
+from labkit.course.drawings import faster_block as pictures
+
+pictures.seven_launches(tokens=1024)
+
+# %% [markdown]
+# `FUSED` holds the course's fastest kernels, with these epilogues, and `KERNEL_FOR_EACH_STEP` the kernels of the last
+# lesson. A graph knows how many launches a call makes. How many bytes do the epilogues save with 16 tokens, and how
+# many with 1,024?
 
 # %%
 import numpy as np
@@ -75,20 +84,20 @@ x, flat = rng.standard_normal((16, 768), np.float32), GPT2_SMALL.random(rng)
 d_x, weights, out = cuda.to_device(x), cuda.to_device(flat), cuda.device_array(x.shape, np.float32)
 workspace = Workspace(GPT2_SMALL, 16)
 
-lines = ["                 MB with 16 tokens   with 1,024"]
-for kernels, fused in ((KERNEL_FOR_EACH_STEP, False), (FUSED, True)):
+rows = []
+for name, kernels, fused in (("KERNEL_FOR_EACH_STEP", KERNEL_FOR_EACH_STEP, False), ("FUSED", FUSED, True)):
     graph = graphs.capture(lambda stream, kernels=kernels: solve(
         d_x, out, weights, 16, workspace=workspace, kernels=kernels, stream=stream))
     few, many = (sum(block.traffic(GPT2_SMALL, n, fused=fused).values()) for n in (16, 1024))
-    lines.append(f"{graph.nodes:3} launches {few / 1e6:20.1f} {many / 1e6:12.1f}")
-print("\n".join(lines))
+    rows.append((name, graph.nodes, few / 1e6, many / 1e6))
+table(rows, {"": "", "launches": "", "MB with 16 tokens": ".1f", "with 1,024": ".1f"})
 
 # %% [markdown]
 # With 1,024 tokens a quarter{{ if near(bytes_gone, 1 / 4) }} of all bytes is gone. With 16 tokens nearly all bytes are
-# weights, and only three launches are saved. (On a GPU a product of few rows may be split over its K, and a second
-# launch adds up the parts. Then the graph has some more.)
+# weights, and only three launches are saved. On a GPU the graph can have a few more nodes: a product of few rows is
+# split over its K to fill the SMs, and another launch adds up the parts.
 #
-# And the seven, at other lengths, as the operation that `labkit bench` measures:
+# The seven have to be right at other lengths, too:
 
 # %%
 from labkit.models.gpt2_block_op import GPT2_BLOCK
@@ -96,26 +105,30 @@ from labkit.models.gpt2_block_op import GPT2_BLOCK
 agree(GPT2_BLOCK, ["block_fused"], sizes=({"S": 1}, {"S": 17}))
 
 # %% [markdown]
+# They are.
+#
 # ## Memory that stays
 #
-# The article's code allocates its eight arrays in each call. On a GPU `cudaMalloc` goes through the driver, `cudaFree`
-# waits until the GPU has finished, and neither can be recorded in a graph. A `Workspace` is allocated once, for up to
-# so many tokens, and used for every call and every block.
+# The CUDA C++ design allocates eight arrays in each call. On a GPU `cudaMalloc` goes through the driver, `cudaFree`
+# waits until the GPU has finished, and neither can be recorded in a graph. A *workspace* is the opposite: memory
+# allocated once, for up to so many tokens, and used in every call and by every block. `Workspace` is the block's. How
+# much smaller than the eight arrays can the workspace be, if an array may be overwritten as soon as nobody needs its
+# contents any more?
 
 # %%
 room, eight = Workspace(GPT2_SMALL, 1024), 4 * 1024 * (6 * 768 + 2304 + 3072)
-print(f"the article's eight arrays, 1,024 tokens: {eight / 1e6:.1f} MB, in each call")
-print(f"the workspace: {room.nbytes / 1e6:.1f} MB, once")
+table([("eight arrays, in each call", eight / 1e6), ("the workspace, once", room.nbytes / 1e6)],
+      {"1,024 tokens": "", "MB": ".1f"})
 
 # %% [markdown]
-# The workspace also needs fewer arrays. LayerNorm writes into the same one both times, because its first result is no
-# longer needed by then, and an addition that is fused needs no array for its input.
+# Both LayerNorms write into the same array, because the result of the first is no longer needed by then, and an
+# addition that is fused needs no array for its input.
 #
 # ## When something is wrong
 #
-# The article has a macro around its allocations. If one fails, `solve` returns without a message, and `output` holds
-# what it held before. The ten launches are not checked at all. If CUDA refuses one, the other nine run on whatever is
-# in memory. An error should say which argument is wrong and what is allowed:
+# The CUDA C++ design has a macro around its allocations: if one fails, `solve` returns without a message, and `output`
+# holds what it held before. Its ten launches are not checked at all. If CUDA refuses one, the other nine run on
+# whatever is in memory. An error should say which argument is wrong and what is allowed:
 
 # %%
 from labkit.kernels.embedding import embedding_whole_row
@@ -137,34 +150,29 @@ for attempt in (lambda: solve(d_x, out, weights, 5000),
 # An index out of bounds cannot be seen before the launch. The CPU device reports it with its line, and a GPU does not,
 # as in lesson 01.
 #
-# The challenge that the article answers rules out libraries. The block uses NumPy for the references, Numba for the
-# compiler, and `cuda`, NVIDIA's bindings of the driver, with which a launcher may ask for more shared memory: no
-# cuBLAS, no CuPy, no PyTorch. (A test of the course starts a fresh Python, runs a block, and checks that none of them
-# was imported on the way.)
-#
 # ## One graph
 #
 # Python checks the arguments and launches the kernels in every call. With a graph it does so once, when the graph is
-# captured. What does that save? Here is a whole call with 16 tokens, by the host's clock.
+# captured. The next table has five ways to make a whole call with 16 tokens, by the host's clock. How much faster is
+# one graph than ten launches?
 
 # %%
 calls = measure.recorded_series("block_calls", gpu="NVIDIA H200")
-ways = {"ten launches, eight allocations a call": "eight_allocations_us",
-        "ten launches": "ten_kernels_us", "seven launches, a workspace a call": "allocating_us",
+ways = {"ten launches, eight allocations per call": "eight_allocations_us",
+        "ten launches": "ten_kernels_us", "seven launches, a workspace per call": "allocating_us",
         "seven launches": "workspace_us", "one graph": "graph_us"}
-for way, key in ways.items():
-    print(f"{way:40} {calls[key]:8,.0f} us")
-print(f"recorded on {calls['where']}, {calls['date']}")
+table([(way, calls[key]) for way, key in ways.items()], {"16 tokens": "", "us": ",.0f"},
+      note=f"recorded on {calls['where']}, {calls['date']}")
 
 # %% [markdown]
 # Ten launches take {{ calls.ten_kernels_us:.0f }} us, not the {{ predicted_us:.0f }} predicted: the block's launchers
 # have more to check and to decide than that of an addition. Seven take {{ seven_share:.0% }} of the time. Allocating
-# makes a call three to four times as long{{ if allocating_slow }}. In a graph all of this is gone: a call takes
-# {{ calls.graph_us:.0f }} us, of which the kernels need {{ seven[0]:.0f }}. So without the graph the GPU was idle most
-# of the time, waiting for Python.
+# makes a call three to four times as long{{ if allocating_slow }}. In a graph all of this is gone. A call takes
+# {{ calls.graph_us:.0f }} us, of which the kernels need {{ seven[0]:.0f }}. Without the graph the GPU was idle most of
+# the time, waiting for Python.
 #
-# What does a block need so that it can be recorded? Before you look at the next cell: which addresses may change from
-# call to call?
+# A graph replays the same launches with the same arguments. Which of the block's addresses may change from one call to
+# the next?
 
 # %%
 shape, rng = block.Shape(width=96, heads=4, inner=384), np.random.default_rng(5)
@@ -179,28 +187,27 @@ def call(stream=0):
 
 graph = graphs.capture(call)
 plain, replayed = (measure.time_kernel(what, budget_s=0.2) for what in (call, graph.launch))
-print(f"{graph.nodes} launches, {measure.where()}")
-print(f"called {plain.p50:.2f} ms, replayed {replayed.p50:.2f} ms")
-
 small_x.copy_to_device(other)  # the graph reads what is there when it is launched
 graph.launch()
 truth = block.block_steps(other, shape.split(layer.copy_to_host()), shape.heads)["out"]
 print(f"another x, the same graph: largest error {abs(small_out.copy_to_host() - truth).max():.1e}")
+table([("called", plain.p50), ("replayed", replayed.p50)], {f"{graph.nodes} launches": "", "ms": ".2f"},
+      note=measure.where())
 
 # %% [markdown]
-# None. x, out, the weights and the workspace stay where they are, and only their contents change. That is a condition
-# on the whole program, and the reason why the workspace comes before the graph. One of the exercises is a program that
-# replays a graph for one input after another.
+# None. `x`, `out`, the weights and the workspace stay where they are, and only their contents change. That is a
+# condition on the whole program, and the reason why the workspace comes before the graph. In one of the exercises you
+# write a program that replays a graph for one input after another.
 #
 # ## In float16
 #
 # Weights and rows can be in float16, with accumulators in float32: `solve` picks the kernels by the type of the
-# weights. The products go to the tensor cores (lesson 08), as does attention (lesson 25), and
-# half{{ if near(2 / 4, 1 / 2) }} as many bytes move. What does it cost in digits?
+# weights. The products move to the tensor cores (lesson 08), as does attention (lesson 25), and
+# half{{ if near(2 / 4, 1 / 2) }} as many bytes move. How large is the error of an element of the output, if a float16
+# near 1 has a step of {{ 2**-10:.3f }}?
 
 # %%
 from labkit import device
-from labkit.course.drawings import faster_block as pictures
 
 if device.on_gpu():
     half, half_flat = x.astype(np.float16), flat.astype(np.float16)
@@ -213,17 +220,19 @@ if device.on_gpu():
 else:
     print("The CPU device runs a tensor core's work lane by lane, and its kernels take as long to\n"
           "compile as the rest of this page. The cell works there, too: take the `if` away.")
-print("Recorded on an NVIDIA H200:")
+
+# %%
+rows = []
 for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "block_half")):
     for tokens in pictures.LENGTHS:
         if found := measure.recorded_ladder(operation, {"S": tokens}, gpu="NVIDIA H200"):
-            row = found.row(name)
-            print(f"{name:12} {tokens:5} tokens: largest error {row.error:.1e}, {row.error_units:.3f} of the allowed")
+            rows.append((name, tokens, found.row(name).error, found.row(name).error_units))
+table(rows, {"": "", "tokens": "", "largest error": ".1e", "of the allowed": ".3f"}, note="NVIDIA H200")
 
 # %% [markdown]
-# A float16 near 1 has a step of {{ 2**-10:.3f }}, and the sums along the block are larger than 1. So an error of a few
-# thousandths is what float16 allows. An output within 0.001{{ example }} is out of reach. Models are run in float16 all
-# the same. What counts is which token is the most likely, and that seldom depends on the third digit.
+# The sums along the block are larger than 1, so errors of a few thousandths are what float16 allows. An output within
+# 0.001{{ example }} is out of reach. Models are run in float16 nevertheless: what counts is which token is the most
+# likely, and that seldom depends on the third digit.
 #
 # ## The clock
 #
@@ -231,53 +240,46 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 #
 # | row | what it is |
 # |---|---|
-# | *CUDA C++, ten kernels* | the article's design, written for this course and compiled by nvcc |
+# | *CUDA C++, ten kernels* | a design in CUDA C++ (lesson 26), written for this course, compiled by nvcc |
 # | *ten kernels* | the same design in Python: the ten launches of the last lesson |
 # | *seven* | this lesson's block: fewer launches, and the fastest kernels of the course in each |
 # | *PyTorch* | `torch.nn`'s layers. Their products are those of cuBLAS, in float32 without TF32 |
-# | *PyTorch compiled* | the same by `torch.compile`, which fuses what lies between the products |
+# | *PyTorch compiled* | the same by `torch.compile`, which fuses what is between the products |
 #
 # The last three were measured in float16 as well. All programs are replayed as graphs, so no launch from the host is
-# part of these times. There are two exceptions. *CUDA C++, eight allocations* allocates in each call, as the article
-# does, and no graph can hold that. And the ten kernels with 4,096 tokens were launched from the host: beside
-# {{ round(theirs[3] / 1000, -1):.0f }} ms it makes no difference.
-#
-# Before you run the cell, put the five in order, once for 16 tokens and once for 4,096.
+# part of these times, with two exceptions. *CUDA C++, eight allocations* allocates in each call, and no graph can hold
+# that. And the ten kernels with 4,096 tokens were launched from the host, which makes no difference next to
+# {{ round(theirs[3] / 1000, -1):.0f }} ms. In which order do the five finish, with 16 tokens and with 4,096?
 
 # %%
-from labkit._common.tables import PlainTable
-
 times = pictures.recorded_times()
-rows = []
-for name, microseconds in times.items():
-    rows.append((name, *("not measured" if us is None else f"{us:,.1f}" for us in microseconds)))
-heads = ("", *(f"{tokens:,} tokens" for tokens in pictures.LENGTHS))
-PlainTable("One block: microseconds", heads, tuple(rows), ("Recorded on an NVIDIA H200.",))
+table([(name, *microseconds) for name, microseconds in times.items()],
+      {"us": ""} | {f"{tokens:,} tokens": ",.1f" for tokens in pictures.LENGTHS}, note="NVIDIA H200")
 
-# %%
+# %% tags=["hide-input"]
 from labkit import plots
 
 wanted = ("CUDA C++, ten kernels", "PyTorch compiled, float32", "seven, float32", "PyTorch compiled, float16",
           "seven, float16")
 shown = {name: [us or np.nan for us in times[name]] for name in wanted if any(times[name])}
-plots.curves(pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
+plots.curves(pictures.LENGTHS, shown, "Seven launches are the fastest at every length", "tokens", "microseconds",
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
 
 # %% [markdown]
-# Compare two rows at a time. Each line below divides one row by another: how many times as long does the first take?
+# Compare two rows at a time: each line below divides one row by another. Which of these factors grow with the tokens,
+# and which shrink?
 
 # %%
-pairs = {"allocations: eight a call / none": ("CUDA C++, eight allocations", "CUDA C++, ten kernels"),
+pairs = {"allocations: eight per call / none": ("CUDA C++, eight allocations", "CUDA C++, ten kernels"),
          "the language: ten kernels / CUDA C++": ("ten kernels", "CUDA C++, ten kernels"),
          "this course: ten kernels / seven": ("ten kernels", "seven, float32"),
          "cuBLAS: PyTorch / seven, float32": ("PyTorch, float32", "seven, float32"),
          "fusion: compiled / seven, float32": ("PyTorch compiled, float32", "seven, float32"),
          "cuBLAS: PyTorch / seven, float16": ("PyTorch, float16", "seven, float16"),
          "fusion: compiled / seven, float16": ("PyTorch compiled, float16", "seven, float16")}
-print(f"{'tokens':36}" + "".join(f"{tokens:9,}" for tokens in pictures.LENGTHS))
-for question, (slow, fast) in pairs.items():
-    quotients = [f"{a / b:9.2f}" if a and b else " not done" for a, b in zip(times[slow], times[fast], strict=True)]
-    print(f"{question:36}" + "".join(quotients))
+table([(question, *(a / b if a and b else None for a, b in zip(times[slow], times[fast], strict=True)))
+       for question, (slow, fast) in pairs.items()],
+      {"": ""} | {f"{tokens:,} tokens": ".2f" for tokens in pictures.LENGTHS}, note="NVIDIA H200")
 
 # %% [markdown]
 # *Allocations.* The CUDA C++ has the same kernels in both rows. Eight allocations in each call, without a graph,
@@ -288,25 +290,23 @@ for question, (slow, fast) in pairs.items():
 # with more tokens{{ if less_with_more }}. That is the difference between Numba's compiler and nvcc.
 #
 # *This course.* From ten kernels to seven, the time falls to a quarter{{ if near(seven[0] / ours[0], 1 / 4) }} with few
-# tokens and to less than a twentieth{{ if seven[3] / ours[3] < 1 / 20 }} with 4,096. Three launches fewer are the
-# smaller part of it. Most of it is in the kernels: thread tiles in registers for the products (lesson 07), attention in
-# tiles (lesson 25), and a split over K where a product is too small to fill the GPU. The article calls its code a
-# skeleton. As a skeleton it is clear, and it is correct except for the barrier of lesson 15.
+# tokens and to less than a twentieth{{ if seven[3] / ours[3] < 1 / 20 }} with 4,096. The three launches are the smaller
+# part of that. Most of it is in the kernels: thread tiles in registers for the products (lesson 07), attention in
+# tiles (lesson 25), and a split over K where a product is too small to fill the GPU.
 #
 # *cuBLAS and fusion.* One would expect PyTorch to lead at least where products decide, with many tokens. Operation by
 # operation it is slower than ours at every size{{ if slower_everywhere }}. Compiled, most of that lead is gone:
-# `torch.compile` fuses what lies between the products, as the seven kernels do. In float16 the two are equal at 128
+# `torch.compile` fuses what is between the products, as the seven kernels do. In float16 the two are equal at 128
 # tokens{{ if abs(compiled_half[128] - 1) < 0.01 }} and within {{ abs(compiled_half[1024] - 1):.0% }} at 1,024. With few
-# tokens, launches, latencies and weights decide, and a program written for one model can fuse into the products, which
-# the compiler leaves to cuBLAS, and split each product as its shape requires. With many tokens the time is that of the
-# products and of attention. No product of ours is ahead of cuBLAS by much (lesson 08), and attention is somewhat ahead
-# (lesson 25).
+# tokens, launches, latencies and weights decide. There a program written for one model has an advantage: it can fuse
+# into the products, which the compiler leaves to cuBLAS, and split each product as its shape requires. With many tokens
+# the products and attention are nearly all of the time, and no product of ours is ahead of cuBLAS by much (lesson 10).
 #
 # ## What I learned
 #
-# - Three of ten kernels only moved numbers. Fusing them into the products made them nearly free.
+# - Three of ten kernels only moved rows. In the epilogues of the products they are nearly free.
 # - Memory first, then the graph: what is allocated in a call cannot be recorded.
-# - With few tokens I look at the host first. A faster kernel does not help while the GPU waits for the next launch.
+# - With few tokens, look at the host first. A faster kernel does not help while the GPU waits for the next launch.
 # - Compare one thing at a time: the same kernels in another language, other kernels in the same one.
 #
 # ## Resources
@@ -322,9 +322,8 @@ for question, (slow, fast) in pairs.items():
 #   and how long does a replay take?
 # - Allocate the workspace inside `call`, by leaving `workspace=narrow` out. On the CPU device the graph still works.
 #   Which sentence at the top of `labkit/device/graphs.py` says why it must not be done on a GPU?
-# - What would the first table say for a GPU with a tenth of the bandwidth and the same launch costs?
-#
-# The exercises for this lesson end with a program from a blank page: one graph for many inputs.
+# - Compute the first table for a GPU with a tenth of the bandwidth and the same launch costs. Does Python still keep it
+#   waiting?
 #
 # Next: **from a file to a token**, where such blocks get their weights from a file, and words to read.
 

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 41 · The scheduler
 #
-# *Lab notebook, 23 November 2026*
+# *Lab notebook, 28 November 2026*
 #
 # You will learn
 #
-# - what one step of many requests is, as data, and how a scheduler decides which sequences are in it
+# - how a scheduler decides which sequences are in a step, line by line, and what such a step is as data
 # - what happens when the pages run out, and how sequences that begin alike share them
 # - how such bookkeeping is tested: random cases, and rules that must always hold
 #
@@ -16,10 +16,11 @@
 # computes a token for one sequence or for a hundred, so a step should compute tokens of many requests. The *scheduler*
 # decides which sequences run in a step and how many tokens of each are computed, and it gives them pages.
 #
-# Here five requests arrive at once, in an engine that records what its scheduler does. Each is to write forty tokens,
+# Here five requests arrive together, in an engine that records what its scheduler does. Each is to write forty tokens,
 # and there are 64 pages of 16 tokens. A step computes at most 32 tokens, so two prompts wait for the second step.
 
 # %%
+from labkit import agree, show_source, table
 from labkit.course.drawings import the_scheduler as pictures
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.model_runner import ModelRunner
@@ -41,99 +42,139 @@ forty = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 plenty = engine(pages=64)
 output = plenty.generate(prompts, forty)[0]
 print(questions[0], "->", repr(output.outputs[0].text))
-pictures.requests_over_steps(plenty.engine.scheduler.history, pages=64, title="Five requests, 64 pages")
+pictures.requests_over_steps(plenty.engine.scheduler.history, pages=64, title="With 64 pages all five run to the end")
 
 # %% [markdown]
-# ## Prediction
+# From the third step on each of the five gets one token in every step, and the pages that they hold grow with them.
 #
-# Now the same five requests with a memory of 10 pages. When all of them have finished, they would hold about
-# twice{{ if near(5 * -(-(10 + 40) // 16) / 10, 2) }} as many pages as the memory has, and the scheduler lets all five
-# begin. Write down what it should do when a sequence needs a page and none is free. Which sequence should give way? And
-# will its text differ from the one that it would have written alone?
+# ## A step, line by line
 #
-# ## One step as data
-#
-# A step of the model takes arrays: the ids of the tokens, the position of each in its sequence, and the *slot* in the
-# cache for its keys and values. Here are two requests, with pages of four tokens and at most eight tokens a step. This
-# is their *second* step:
+# Sequences are in the middle of their outputs, and a request with a long prompt arrives. Should the prompt be computed
+# first, or wait until there is less to do? This is the whole decision:
 
 # %%
-from labkit.engine.batch import BatchBuilder
-from labkit.engine.block_manager import BlockManager
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.sequence import Request
 
-greedy = SamplingParams(temperature=0, max_tokens=8)
-scheduler = Scheduler(BlockManager(num_pages=12, page_size=4), max_num_seqs=4, max_num_batched_tokens=8)
-builder = BatchBuilder(max_num_seqs=4, max_pages=6, page_size=4)
-for name, prompt in (("a", [11, 12, 13]), ("b", range(21, 31))):
-    scheduler.add(Request(name, list(prompt), greedy, max_length=24))
-builder.build(scheduler.schedule())
-batch = builder.build(scheduler.schedule())
-for name in ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "seats"):
-    print(f"{name:10}", *(f"{number:4}" for number in getattr(batch, name)))
-print("page_table", *batch.page_table.tolist())
-print(f"{batch.buffer.nbytes} bytes, in one copy")
-
-# %% [markdown]
-# The first step computed the prompt of a and as much of b's as its eight tokens allowed. In the second, a has one row,
-# its next token, and b has the rest of its prompt. The first three lines have a number for each token, the others one
-# for each sequence: its first row, its number of rows, how many tokens its attention covers, the row whose logits are
-# needed, and its *seat*. A sequence keeps this number as long as it runs, and its last sampled token is stored under
-# it. All arrays lie in one buffer, because every copy to the device has a fixed cost, whatever its size.
-#
-# The id −1 looks like a mistake. But the scheduler plans this step without waiting for the one before, so the host has
-# not seen a's sampled token. It is on the device, at seat 0, which is encoded as −1 − seat. A small kernel, launched
-# before all others, replaces such ids with the tokens:
-
-# %%
-from labkit import agree, show_source
-from labkit.kernels.ops.paged_prefill import PAGED_PREFILL
-from labkit.kernels.steps import fill_ids_kernel
-
-show_source(fill_ids_kernel)
-
-# %% [markdown]
-# Then the layers run. Only attention sees that the rows belong to different sequences: it takes `begins`, `lengths`,
-# `contexts` and the page table. Is it right for such a mixture? Here are four sequences with 20, 14, 7 and 1 rows in
-# one launch, each with 17 tokens from earlier steps.
-
-# %%
-agree(PAGED_PREFILL, ["paged_prefill_naive"],
-      sizes=({"B": 4, "S": 20, "shortest": 1, "before": 17, "H": 4, "KV": 1, "D": 32},))
-
-# %% [markdown]
-# ## Which sequences run
-#
-# Before you read on: three sequences are in the middle of their outputs, and a request with a long prompt arrives.
-# Should the prompt be computed at once, or wait until there is less to do?
-
-# %%
 show_source(Scheduler.schedule)
 
+# %%
+show_source(Scheduler._admit)
+
 # %% [markdown]
-# Neither. Running sequences come first, with one token for each that decodes. What is left of the step's *token budget*
-# goes to prompts, and a prompt that does not fit is cut into *chunks*. Here is the same traffic with a budget that cuts
-# no prompt, and with a small one. (`simulate` is the same scheduler without a model.)
+# Neither. A step has a *token budget*. Running sequences are served first, oldest first, and each has
+# `sequence.length - sequence.computed` tokens that are not computed yet: one if it decodes, more if it is in the middle
+# of its prompt. The rest of the budget goes to waiting requests. A prompt that does not fit is cut into *chunks*.
+#
+# Let us follow one step. The budget is 8 tokens, and a page has room for 4. Requests a and b, with prompts of 3 and 10
+# tokens, were there in the first step: a got its 3 tokens and b the remaining 5. Then c arrives, with a prompt of 10.
+# How many tokens does each of the three get in the second step?
+
+# %%
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.sequence import Request
+
+trace = []
+
+
+class Traced(Scheduler):
+    def _run(self, sequence, length, step):
+        budget = self.max_num_batched_tokens - step.tokens
+        trace.append((sequence.request.request_id, sequence.length - sequence.computed, budget, length,
+                      budget - length, self.blocks.missing(sequence, length)))
+        super()._run(sequence, length, step)
+
+
+greedy = SamplingParams(temperature=0, max_tokens=8)
+scheduler = Traced(BlockManager(num_pages=12, page_size=4), max_num_seqs=4, max_num_batched_tokens=8)
+for name, prompt in (("a", [11, 12, 13]), ("b", range(21, 31))):
+    scheduler.add(Request(name, list(prompt), greedy, max_length=24))
+first = scheduler.schedule()
+trace.clear()
+scheduler.add(Request("c", list(range(31, 41)), greedy, max_length=24))
+second = scheduler.schedule()
+table(trace, ["sequence", "tokens not computed", "budget before", "tokens in the step", "budget after", "new pages"])
+
+# %% [markdown]
+# Line by line:
+#
+# 1. `budget` is 8. The loop over `self.running` begins with a, the oldest. Its first output token was sampled in step 1
+#    and is not computed yet, so `length` is `min(1, 8)`. `_make_pages` finds that a's page still has room, `_run` puts
+#    a chunk of one token into the step, and `budget` becomes 7.
+# 2. b has 5 tokens of its prompt left: `length` is `min(5, 7)`, and `budget` becomes 2. The 10 tokens of b need three
+#    pages, and it holds two. `_make_pages` sees to it that there is one more.
+# 3. The loop ends, and `_admit` gets the 2 tokens that are left. c is the next waiting request. `required` counts the
+#    pages for *all* of its 10 tokens, 3, and one for each running sequence, 2; 8 are free. So c leaves the queue and
+#    gets a *seat*, and `length` is `min(10, 2)`: the first two tokens of its prompt.
+# 4. `budget` is 0, and `_admit` returns. Anybody else has to wait for the next step.
+#
+# ## Why chunks
+#
+# Here is some traffic with a budget that cuts no prompt, and with a small one, scheduled without a model. A prompt of
+# 120 tokens arrives in step 8. What do the readers of the other texts notice?
 
 # %%
 from labkit.measure.simulation import Work, simulate
 
 traffic = [Work(6, 24), Work(9, 30), Work(4, 28, arrival=2), Work(120, 12, arrival=8), Work(5, 20, arrival=12)]
 pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_batched_tokens=budget)
-                          for budget in (2048, 24)})
+                          for budget in (2048, 24)}, "Chunks keep every step short")
 
 # %% [markdown]
-# For the reader of a text that is being written, the time between two tokens is the length of a step. Without chunks,
-# all readers wait while the long prompt is computed. With chunks no step has more than 24 tokens, and the long prompt's
-# first token comes five steps later. On a GPU the budget is larger: a chunk needs enough rows for the tensor cores.
+# For a reader the time between two tokens is the length of a step. Without chunks, all of them wait while the long
+# prompt is computed. With chunks no step has more than 24 tokens, and the long prompt's first token comes five steps
+# later. On a GPU the budget is larger, because a chunk needs enough rows for the tensor cores.
 #
+# ## One step as data
+#
+# What does the model get? A few arrays: the ids of the tokens, the position of each in its sequence, the *slot* in the
+# cache for its keys and values. This is the step that we have just followed. One of the ids is negative. Which
+# sequence's token has a negative id, and why?
+
+# %%
+from labkit.engine.batch import BatchBuilder
+
+builder = BatchBuilder(max_num_seqs=4, max_pages=6, page_size=4)
+builder.build(first)
+batch = builder.build(second)
+arrays = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "seats", "page_table")
+table([(name, " ".join(f"{value:3}" for value in getattr(batch, name).ravel())) for name in arrays],
+      ["array", "elements"], f"{batch.buffer.nbytes} bytes, in one copy")
+
+# %% [markdown]
+# The first three arrays have an element for each token, the next five for each sequence: its first row, its number of
+# rows, how many tokens its attention covers, the row whose logits are needed, and its seat, which it keeps as long as
+# it runs. (c samples nothing yet: it gets 4, which is no seat.) All arrays are in one buffer, because every copy to the
+# device has a fixed cost, whatever its size.
+#
+# The −1 is a's. The scheduler plans this step without waiting for the one before, so the host has not seen the token
+# that a sampled. It is on the device, stored under a's seat 0, and encoded as −1 − seat. A small kernel, launched
+# before all others, replaces such ids with the tokens:
+
+# %%
+from labkit.kernels.ops.paged_prefill import PAGED_PREFILL
+from labkit.kernels.steps import fill_ids_kernel
+
+show_source(fill_ids_kernel)
+
+# %% [markdown]
+# Then the layers run. Only attention sees that the rows belong to different sequences: it gets `begins`, `lengths`,
+# `contexts` and the page table. Here it is compared with NumPy for four sequences with 20, 14, 7 and 1 rows in one
+# launch, each with 17 tokens from earlier steps.
+
+# %%
+agree(PAGED_PREFILL, ["paged_prefill_naive"],
+      sizes=({"B": 4, "S": 20, "shortest": 1, "before": 17, "H": 4, "KV": 1, "D": 32},))
+
+# %% [markdown]
 # ## When the pages run out
 #
 # How many pages a request will need is not known when it arrives, since its output may end at any token. Reserving
-# pages for the longest possible output would leave much of the memory empty. This scheduler admits a request when there
-# are pages for its prompt, and a spare one for each running sequence. That can go wrong, and here it does. Which
-# sequences give way, and when?
+# pages for the longest possible output would leave much of the memory empty. So this scheduler admits a request when
+# there are pages for its prompt, and a spare one for each running sequence. That can go wrong.
+#
+# Now the same five requests have 10 pages. When all of them have finished, they would hold about
+# twice{{ if near(5 * -(-(10 + 40) // 16) / 10, 2) }} as many. Which sequence gives way when one needs a page and none
+# is free?
 
 # %%
 small = engine(pages=10)
@@ -141,30 +182,37 @@ together = small.generate(prompts, forty)
 stats = small.stats()
 print(f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.generated} tokens sampled; "
       f"{stats.pages - stats.free_pages} pages held at the end")
-pictures.requests_over_steps(small.engine.scheduler.history, pages=10, title="Five requests, 10 pages")
+pictures.requests_over_steps(small.engine.scheduler.history, pages=10, title="With 10 pages the youngest gives way")
 
 # %% [markdown]
-# The *youngest* sequence gives way. It returns all of its pages and waits. When there are enough pages again, its
-# prompt and the output so far are computed again, as if together they were a prompt. This is *preemption by
-# recomputation*. A few large chunks need far fewer steps than these tokens took the first time, and pages that were not
-# given to others in the meantime are used again.
-#
+# The *youngest*. It returns all of its pages and waits. When there are enough pages again, its prompt and the output so
+# far are computed again, as if together they were a prompt. This is *preemption by recomputation*. A few large chunks
+# need far fewer steps than these tokens took the first time, and pages that were not given to others in the meantime
+# are used again. In the source it is the call of `_make_pages`:
+
+# %%
+show_source(Scheduler._make_pages)
+
+# %% [markdown]
 # The oldest request is never preempted. It finishes, the next one becomes the oldest, and so no request waits forever.
-# And the texts?
+#
+# Which of the five texts differ from what each request writes when it is served alone?
 
 # %%
 alone = [plenty.generate(prompt, forty)[0] for prompt in prompts]
+rows = []
 for question, one, other in zip(questions, together, alone, strict=True):
     pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
     apart = next((place for place, (here, there) in enumerate(pairs) if here != there), None)
-    print(f"{question!r:58} {'as alone' if apart is None else f'differs from token {apart} on'}")
+    rows.append((question, "as alone" if apart is None else f"differs from token {apart} on"))
+table(rows, ["question", "text"])
 
 # %% [markdown]
-# The engine has to give the model the same tokens at the same positions as for each request alone. Whether the logits
-# then have the same bits depends on the order in which the kernels add. On the CPU device that order never depends on
-# what else is in a step. On a GPU the linear layers use a different kernel when a step has more than a few rows, and a
-# prompt takes a different attention kernel than a single token. There the last bits of a logit may differ, and where
-# two tokens are almost equally likely, the text may go on with the other one.
+# None. The engine has to give the model the same tokens at the same positions as for each request alone. Whether the
+# logits then have the same bits depends on the order in which the kernels add. On the CPU device that order never
+# depends on what else is in a step. On a GPU the linear layers use a different kernel when a step has more than a few
+# rows, and a prompt has a different attention kernel than a single token. There the last bits of a logit may differ,
+# and where two tokens are almost equally likely, the text may go on with the other one.
 #
 # ## A prompt that was computed before
 #
@@ -177,32 +225,32 @@ show_source(BlockManager._digest)
 
 # %% [markdown]
 # The digests are chained because the keys and values of a token depend on all tokens before it. A page with the same
-# sixteen tokens after a different beginning holds different numbers, and must not be found.
+# sixteen tokens after a different beginning holds different keys, and must not be found.
 #
-# Predict the last column: how many tokens of each prompt are found in this *prefix cache*? The fourth request differs
-# from the first in its first word.
+# In the next cell the second request repeats the first, the third ends differently, and the fourth differs in its first
+# word. Predict how many tokens of each prompt are found in this *prefix cache*.
 
 # %%
 instructions = ("You answer questions about words that hackers use, in one sentence, without any jokes. "
                 "Never say where a word comes from, and do not repeat the question. ")
 asked = [instructions + "What is a kludge?", instructions + "What is a kludge?",
          instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
-print(f"{'prompt':44}{'tokens':>8}{'found':>8}")
+rows = []
 for text in asked:
     (output,) = plenty.generate(text, SamplingParams(temperature=0, max_tokens=4))
-    begin_and_end = f"{text[:14]} ... {text[-20:]}"
-    print(f"{begin_and_end:44}{len(output.prompt_token_ids):8}{output.num_cached_tokens:8}")
+    rows.append((f"{text[:14]} ... {text[-20:]}", len(output.prompt_token_ids), output.num_cached_tokens))
+table(rows, ["prompt", "tokens", "found"])
 
 # %% [markdown]
-# Only full pages are found. Where a prompt ends with a full page, that page is computed all the same: the next token is
+# Only full pages are found. Where a prompt ends with a full page, even that page is computed again: the next token is
 # sampled from the logits of the last token, and logits are not kept. Free pages keep their contents until they are
 # needed for something else; the one that was released longest ago is reused first.
 #
 # ## Several outputs of one prompt
 #
 # A *reference count* says how many sequences hold a page. A request with n = 3 has three outputs; their prompt is
-# computed once, and all three hold its pages. Predict: how many pages do they hold in all, with a prompt of ten tokens
-# and pages of four, before and after each has written a token?
+# computed once, and all three hold its pages. With a prompt of ten tokens and pages of four, how many pages do they
+# hold in all, before and after each has written a token?
 
 # %%
 from labkit.engine.outputs import Sampled
@@ -220,22 +268,23 @@ def advance(scheduler):
 blocks = BlockManager(num_pages=12, page_size=4)
 scheduler = Scheduler(blocks)
 scheduler.add(Request("a", list(range(30, 40)), SamplingParams(n=3, max_tokens=6), max_length=32))
+rows = []
 for note in ("after the prompt", "one token later"):
     step = advance(scheduler)
-    print(f"{note} (references):")
-    for one in scheduler.running:
-        print(f"    output {one.index}:", ", ".join(f"page {page} ({blocks.references(page)})" for page in one.pages))
-print("copied first (from, to):", *step.copies)
+    rows += [(note, one.index, ", ".join(f"{page} ({blocks.references(page)})" for page in one.pages))
+             for one in scheduler.running]
+print("copied before the second step (from, to):", *step.copies)
+table(rows, ["", "output", "its pages (references)"])
 
 # %% [markdown]
-# Full pages are only read and stay shared. The last page of the prompt has places left, and each output has to write
-# its own token into the first of them. So the page is copied for the first two that write (*copy on write*). By then
-# the third is the only holder of the original, and keeps it.
+# Three, then five. Full pages are only read and stay shared. The last page of the prompt has places left, and each
+# output has to write its own token into the first of them. So the page is copied for the first two that write (*copy on
+# write*). By then the third is the only holder of the original, and keeps it.
 #
 # ## Rules that must always hold
 #
-# A scheduler fails in combinations: a request is aborted in the very step in which its prompt becomes shared, while
-# another one is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
+# A scheduler fails in combinations: a request is aborted in the very step that shares its prompt, while another one
+# is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
 # are the rules: each page's reference count is the number of its holders, a page that is being filled has one holder,
 # and every request ends.
 
@@ -274,7 +323,7 @@ def broken_rule(seed, block_manager=BlockManager):
 
 # %% [markdown]
 # Do the rules catch anything? Here the same cases also run with a mistake in the block manager: once no shared page is
-# copied, and once a page gets lost. Predict in how many of 200 cases each of them is found.
+# copied, and once a page gets lost. In how many of 200 cases is each mistake found?
 
 # %%
 class NeverCopies(BlockManager):
@@ -289,23 +338,23 @@ class LosesPages(BlockManager):
         super().release(sequence)
 
 
-for kind in (BlockManager, NeverCopies, LosesPages):
-    found = Counter(broken_rule(seed, kind) for seed in range(200))
-    print(f"{kind.__name__:14}", *(f"{count:4} x {rule or 'all rules hold'};" for rule, count in found.items()))
+table([(kind.__name__, rule or "all rules hold", count) for kind in (BlockManager, NeverCopies, LosesPages)
+       for rule, count in Counter(broken_rule(seed, kind) for seed in range(200)).most_common()],
+      ["block manager", "rule", "cases"])
 
 # %% [markdown]
-# Both mistakes are found, each by a different rule. Neither raises an error of its own: a text would be wrong, or the
-# memory would slowly fill. The course's tests go further. The library *hypothesis* chooses what happens in each step,
-# and reduces a failing case to a small one. And a model whose "keys and values" are hashes of all tokens so far takes
-# the place of the Llama, so that one wrong page, slot or copy changes everything after it, and each output must equal
-# that of the request alone.
+# Both are found in many cases, each by a different rule. Neither raises an error: a text would be wrong, or the memory
+# would slowly fill. The course's tests go further. The library *hypothesis* chooses what happens in each step, and
+# reduces a failing case to a small one. And instead of the Llama there is a model whose "keys and values" are hashes of
+# all tokens so far, so that one wrong page, slot or copy changes everything after it, and each output must equal that
+# of the request alone.
 #
 # ## What I learned
 #
 # - A step is a few small arrays. Prompts, chunks of prompts and single tokens run in it together.
 # - Memory is not wasted if it is not promised early: pages are given when they are needed, and taken back if need be.
 # - A page may be shared if everything up to its end is the same, and written if it has one holder.
-# - A scheduler's mistakes are silent. The rules that must hold are worth more than any single test.
+# - A scheduler's mistakes are silent. Rules that must always hold find what no single test does.
 #
 # ## Resources
 #
@@ -315,10 +364,11 @@ for kind in (BlockManager, NeverCopies, LosesPages):
 #
 # ## Try it
 #
+# - Call `schedule()` of the traced scheduler a third time, before anything is received. What is in the step?
 # - Give the small engine two pages fewer, and then more, and look at the figure. How few pages can it work with?
 # - Write a scheduler that preempts the *oldest* sequence (override `_make_pages`), and a rule that it breaks.
 #
 # In the exercises for this lesson you write the scheduler's step, follow a preemption by hand, and write the search of
 # the prefix cache from a blank page.
 #
-# Next: **the engine**, which samples the tokens, turns them into text, and is measured as a whole.
+# Next: **the engine**, which samples the tokens and turns them into text, with the host one step ahead.

@@ -1,49 +1,124 @@
 # %% [markdown]
 # # 42 · The engine
 #
-# *Lab notebook, 23 November 2026*
+# *Lab notebook, 28 November 2026*
 #
 # You will learn
 #
-# - how a token is sampled on the GPU without sorting the vocabulary, and why a seed gives the same text in any batch
-# - how text is shown while it is written, and how the host stays ahead of the device
-# - what pages, continuous batching and larger steps are worth, measured
-
-# %% [markdown]
+# - what the engine does in a step, and why the host is always one step ahead of the device
+# - how a token is sampled on the GPU without sorting the vocabulary
+# - why a seed gives the same text in any batch, and how text is shown while it is written
+#
 # ## The problem
 #
-# The scheduler of the last lesson decides which rows a step computes, and the model turns them into logits: for each
-# sequence, a number for each token of the vocabulary. The *engine* makes texts of them. It samples a token from each
-# row of logits, shows the text while it is being written, and prepares the next step before this one has ended. Ours
-# uses the names of vLLM: a simple script for vLLM runs here when its import line is changed.
+# The scheduler of the last lesson decides which rows a step computes, and the model turns them into logits, one for
+# each token of the vocabulary. The *engine* turns them into text. It samples a token from each row of logits, shows the
+# text while it is being written, and prepares the next step before this one has ended. Ours uses the names of vLLM: a
+# simple script for vLLM runs here when its import line is changed.
 
 # %%
+from labkit import agree, measure, show_source, table
 from labkit.engine import LLM, SamplingParams
 
 llm = LLM("tiny-llama", num_pages=64, max_num_seqs=8)
 params = SamplingParams(temperature=0.7, seed=1, max_tokens=24)
-for output in llm.generate(["A hacker is", "kludge:", "The first computer bug"], params):
-    print(repr(output.prompt), "->", repr(output.outputs[0].text))
+outputs = llm.generate(["A hacker is", "kludge:", "The first computer bug"], params)
+table([(output.prompt, output.outputs[0].text) for output in outputs], ["prompt", "text"])
 
 # %% [markdown]
-# ## Prediction
+# ## The loop of a step
 #
-# A request with a seed runs alone, then together with others, and then with so little memory that it is preempted. Its
-# text should be the same each time. Write down why a generator of random numbers that all requests share cannot do
-# that, and what could.
-#
-# Then think of 128 requests to a Llama of a billion parameters. With a contiguous cache, the memory is enough for 32 of
-# them at a time. Which raises the number of tokens per second more: a cache in pages, or continuous batching, which
-# fills a seat as soon as it is free?
+# `generate` adds its requests and then calls `engine.step()` until none is left. The heart of a step is this method:
+
+# %%
+from labkit.engine.llm_engine import LLMEngine
+
+show_source(LLMEngine._advance, "step = self", "received = self._receive")
 
 # %% [markdown]
+# Read it from top to bottom. `schedule` returns the chunks of the next step (lesson 41). `launch` copies them to the
+# device and enqueues the kernels; it returns a *handle* without waiting. Only then is the step *before* received:
+# `_in_flight` holds its handle from the last call. So there is one step running while the next one is planned.
+#
+# Receiving is where tokens come back. `handle.tokens()` waits for the device, `scheduler.receive` appends the tokens to
+# their sequences, and a sequence that has ended gives back its seat and its pages:
+
+# %%
+show_source(LLMEngine._receive, "alive = ", "self.scheduler.finish")
+
+# %% [markdown]
+# Let us watch. A runner between the engine and the real one notes what is launched and received in each call. The
+# answer is to stop at the first " en", which happens to be its fourth token: the scheduler cannot know that in advance.
+# The prompt is launched in call 0. How many calls does the engine make until it knows that the answer has ended, and
+# how many steps has it launched by then?
+
+
+# %%
+class Watched:
+    """A runner that notes the steps that it launches and the ones that are waited for."""
+
+    def __init__(self, runner):
+        self.runner, self.launched, self.received = runner, 0, []
+
+    def __getattr__(self, name):
+        return getattr(self.runner, name)
+
+    def launch(self, step):
+        handle, number = self.runner.launch(step), self.launched
+        self.launched += 1
+        waited = handle.tokens
+        handle.tokens = lambda: (self.received.append(number), waited())[1]
+        return handle
+
+
+watched = Watched(llm.engine.runner)
+engine = LLM(watched, llm.get_tokenizer(), max_num_seqs=8).engine
+engine.add_request("a", "<|user|>What is a hacker?<|end|><|assistant|>",
+                   SamplingParams(temperature=0, max_tokens=20, stop=[" en"]))
+rows, call = [], 0
+while engine.has_unfinished_requests():
+    before = watched.launched, len(watched.received)
+    outputs = engine.step()
+    rows.append((call, str(watched.launched - 1) if watched.launched > before[0] else None,
+                 str(watched.received[-1]) if len(watched.received) > before[1] else None,
+                 repr(outputs[0].outputs[0].text) if outputs else None))
+    call += 1
+print(f"{engine.stats().generated} tokens counted")
+table(rows, ["call", "step launched", "step received", "text so far"])
+
+# %% [markdown]
+# Five calls, and five steps for four tokens. Step n is received in call n + 1, after step n + 1 has been launched. In
+# the last call the engine learns that step 3 completed the stop string, and step 4 is already under way. Its
+# sample is *discarded*. That is the price of the overlap: one row of one step for each answer whose end could not be
+# foreseen. An answer that ends because of `max_tokens` costs nothing, since the scheduler can count.
+#
+# What does a step launch? The runner's method is short:
+
+# %%
+from labkit.engine.model_runner import ModelRunner
+
+show_source(ModelRunner._run, "logits =", "self._sample")
+
+# %%
+show_source(ModelRunner._forward)
+
+# %%
+show_source(ModelRunner._sample, "sample(logits", "keep_tokens")
+
+# %% [markdown]
+# `fill_ids` is the small kernel of lesson 41 that puts in the tokens that only the device knows, `model.forward` is the
+# Llama of lesson 36 over the pages of lesson 40, `_adjust_logits` makes tokens less likely that are already in the text
+# (*penalties*), `sample` draws a token from each row, and `keep_tokens` stores it under the sequence's seat, where the
+# next step's `fill_ids` finds it. Nothing in this chain waits for the host, so step n + 1 can be launched before
+# anybody has seen the tokens of step n.
+#
 # ## Sampling a token
 #
-# The logits are on the GPU, one for each token of the vocabulary in each row. Sorting them there takes long, and so
-# does copying them to the host. But only a prefix of the sorted order is needed: `top_k` keeps the first k tokens,
-# `top_p` as many as it takes to reach the probability p, `min_p` those that are at least min_p times as likely as the
-# first. Such a prefix is described by its last member, a *threshold*, and a sum over the row shows whether a threshold
-# is too high. So the sort becomes a search. How many passes over a row of 128,256 logits do you expect it to take?
+# The logits are on the GPU: 128,256 in a row, in Llama 3. `top_k` keeps the k likeliest tokens, `top_p` as many as it
+# takes to reach the probability p, `min_p` those that are at least min_p times as likely as the first. Each of them
+# keeps a prefix of the sorted order, but sorting takes long. The prefix is described by its last member, a *threshold*,
+# and a sum over the row shows whether a threshold is too high. So the sort becomes a search. How many passes over a row
+# of 128,256 logits does the search need?
 
 # %%
 import numpy as np
@@ -63,38 +138,56 @@ print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens ar
       f"by sorting: {len(kept):,}")
 
 # %% [markdown]
-# The first kernel of the ladder does just that, one bit of the threshold in each pass. The second makes a histogram of
-# the row and searches only one bin of it. The third spreads a row over several blocks. One more pass samples the token:
-# laid end to end, the weights that are kept are intervals, and a random number below their sum falls into one of them.
+# One for each bit of the largest weight, about. The first kernel of the ladder does the same; `trial` is the threshold
+# that it tries, and `kept_total` a pass over the row:
+
+# %%
+from labkit.kernels import sampling_rows
+
+show_source(sampling_rows.make_bisection, "while more", "by_count = False")
+
+# %% [markdown]
+# Then one more pass, `draw`, samples the token: laid end to end, the weights that are kept are intervals, and a random
+# number below their sum falls into one of them.
 #
 # The weights are *whole numbers* for a reason: a sum of whole numbers is the same in any order, so a GPU, the CPU
 # device and NumPy agree on the last token that is kept, and on the one that is sampled. The comparison allows no
 # tolerance:
 
 # %%
-from labkit import agree
 from labkit.kernels.ops.sampling import SAMPLE
 
 agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 36}, {"R": 6, "V": 260}))
 
 # %% [markdown]
-# Before all that, *penalties* change the logits: they make tokens that are already in the text less likely.
+# The second rung, `histogram`, decides nine bits in a pass: it counts the tokens in 512 bins, after which only one bin
+# has to be searched, and that fits into shared memory. The third, `split`, spreads a row over several blocks, because
+# with one row only one of 132 SMs has something to do. PyTorch sorts. How much faster does each rung sample one row,
+# and how much faster 256 of them?
 
 # %%
-from labkit.kernels.ops.penalties import PENALISE
-
-agree(PENALISE, sizes=({"R": 3, "V": 33},))
+ladders = {rows: measure.recorded_ladder("sample_top_p", {"R": rows, "V": 128_256}, gpu="NVIDIA H200")
+           for rows in (1, 32, 256)}
+table([(row.name.removeprefix("sample_"), *(1000 * ladder.rows[i].ms for ladder in ladders.values()))
+       for i, row in enumerate(ladders[1].rows)],
+      {"us on an H200, top_p alone": "", **{f"rows: {rows}": ",.0f" for rows in ladders}})
 
 # %% [markdown]
+# For one row the histogram is {{ us('sample_bisection', 1) / us(histogram, 1):.0f }} times as fast as 64 passes (a
+# threshold has 64 bits here), and splitting the row another {{ us(histogram, 1) / us(split, 1):.0f }} times. With 256
+# rows every SM has a row anyway, and the same step brings only {{ us(histogram, 256) / us(split, 256):.1f }} times.
+# PyTorch's sort takes {{ us(sort, 1) / us(split, 1):.0f }} times as long for one row, and
+# {{ us(sort, 256) / us(split, 256):.0f }} times for 256.
+#
 # ## The same text in any batch
 #
-# And the random numbers? From a generator whose state all requests share, a request would get different numbers as soon
-# as another one joins its batch. *Philox* has no state. It scrambles a counter with a key in ten rounds; the engine
-# takes the token's position as the counter and the request's seed as the key. So a sample depends on the seed, the
-# position and the logits, and on nothing else. Below, one request runs alone, then with others, and then with so little
-# memory that it is preempted, as the youngest. On the CPU device its logits are the same each time. (On a GPU their
-# last bits may differ, as the last lesson said, and a random number close to the border of two intervals may then fall
-# into the other one.) Will it write the same text three times?
+# And the random numbers? From a generator whose state all requests share, a request would get different ones as soon as
+# another joins its batch. *Philox* has no state. It scrambles a counter with a key in ten rounds. The engine uses the
+# token's position as the counter and the request's seed as the key, so a sample depends on the seed, the position and
+# the logits, and on nothing else.
+#
+# Below, one request runs alone, then with others, and then with so little memory that it is preempted, as the youngest.
+# Will the request write the same text three times?
 
 # %%
 from labkit.kernels.philox import philox_reference, seed_words
@@ -106,52 +199,57 @@ prompts = [f"<|user|>{question}<|end|><|assistant|>" for question in (
 drawn = [SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True)
          for seed in range(len(prompts))]
 small = LLM("tiny-llama", num_pages=10, max_num_seqs=8, max_model_len=128)
+rows = []
 for where, served_by, several in (("alone", llm, prompts[-1:]), ("with others", llm, prompts),
                                   ("10 pages", small, prompts)):
     last = served_by.generate(several, drawn[-len(several) :])[-1].outputs[0]
-    print(f"{where:12}{served_by.stats().preemptions} preemptions  {last.text!r}")
+    rows.append((where, served_by.stats().preemptions, last.text))
+table(rows, ["", "preemptions", "text of the last request"])
 
 # %% [markdown]
+# The same. On the CPU device its logits have the same bits each time. On a GPU their last bits may differ, as lesson 41
+# said, and a random number close to the border of two intervals may then fall into the other one.
+#
 # ## Text as it comes
 #
 # Text should be shown while it is written. That has two catches. A token stands for a few *bytes*, and a character of
 # several bytes may be spread over several tokens. And a stop string may begin in one token and end in another, so
-# nothing may be shown that could still become a part of it. Predict for which tokens nothing new is shown:
+# nothing may be shown that could still become a part of it. With the stop string `STOP`, for which of these tokens is
+# nothing new shown?
 
 # %%
 from labkit.engine.detokenizer import Detokenizer
 
 tokenizer = llm.get_tokenizer()
 detokenizer = Detokenizer(tokenizer.decode, stop=["STOP"])
-shown, stopped = "", None
+rows, shown, stopped = [], "", None
 for token in tokenizer.encode("A naïve user → STOP and more", marks=False):
     stopped = stopped or detokenizer.push(token)
     now = detokenizer.text if stopped else detokenizer.safe
-    print(f"token {token:5}  {tokenizer.decode([token])!r:12} shows {now[len(shown):]!r}")
+    rows.append((str(token), repr(tokenizer.decode([token])), repr(now[len(shown) :])))
     shown = now
     if stopped:
         break
+table(rows, ["token", "its text", "new text shown"])
 
 # %% [markdown]
-# The last three characters are always held back, one fewer than the stop string has. A character of several bytes only
-# joins them when its last byte has come.
-
-# %% [markdown]
+# For the first one, and for those that end within a character. The last three characters are always held back, one
+# fewer than the stop string has. A character of several bytes only joins them when its last byte has come.
+#
 # ## The host
 #
-# A step has two parts: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
+# A step has two halves: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
 # device from waiting.
 #
-# *Graphs.* Launches that are captured once and replayed as a CUDA graph cost the host little, as in lesson 13. The
-# launches of a step in which each sequence has one token depend only on the number of sequences. So that number is
-# rounded up to a *bucket*, and each bucket has its graph. The page table, the ids and the parameters are read from the
-# buffer, whose address stays the same. Steps with parts of prompts can have thousands of shapes. They are padded with
-# empty rows and sequences to one of a few shapes, and each of these is captured when it is needed for the second time.
+# *Graphs.* Launches that are captured once and replayed as a CUDA graph cost the host little (lesson 13). If each
+# sequence of a step has one token, its launches depend only on the number of sequences. So that number is rounded up to
+# a *bucket*, and each bucket has its graph. The page table, the ids and the parameters are read from the buffer, whose
+# address stays the same. Steps with parts of prompts can have thousands of shapes. They are padded with empty rows and
+# sequences to one of a few shapes, and each of these is captured when it comes for the second time.
 #
-# *One step ahead.* The host plans step n + 1 while step n runs. It knows how many tokens step n will sample, and their
-# ids are on the device. (If a sequence turns out to have ended with step n, its token of step n + 1 is discarded.) Here
-# is what a step of 256 sequences costs the host, measured on this machine without a model, and what planning ahead
-# would save beside a device that needs 2.5 ms{{ example }} for a step. Will the host or the device set the pace?
+# *One step ahead*, as above. The next cell measures on this machine, without a model, what a step of 256 sequences
+# costs the host, and draws it next to a device that needs 2.5 ms{{ example }} for a step. Will the host or the device
+# set the pace?
 
 # %%
 import time
@@ -179,70 +277,37 @@ print(f"{host_us:,.0f} us a step for {len(step.samples)} sequences")
 pictures.host_and_device(host_us, 2_500.0)
 
 # %% [markdown]
+# One after the other, each step takes the sum of both. Overlapped, it takes the longer of the two: as long as the host
+# plans a step in less time than the device computes one, the host costs nothing.
+#
 # ## What I learned
 #
+# - A step is: schedule, launch, receive the one before. The order of these three lines is what hides the host.
 # - A prefix of the sorted order needs no sort. A threshold describes it, and sums over the row find the threshold.
 # - State that depends on the batch makes outputs irreproducible. A counter instead of a generator, and whole numbers
 #   instead of floats, remove it.
-# - The host's work is hidden as long as it plans a step in less time than the device needs for one.
-# - A better schedule pays only if its steps cost about the same. Launched one by one through Numba, the steps with
-#   prompts cost more than the empty seats that they avoided; as graphs they do not.
-
-# %% [markdown]
+#
 # ## Resources
 #
 # - [J. Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3 (2011)](https://doi.org/10.1145/2063384.2063405),
 #   Philox
 # - [G. Yu et al.: Orca (2022)](https://www.usenix.org/conference/osdi22/presentation/yu), continuous batching
 # - [vLLM's documentation](https://docs.vllm.ai/), for the names that this engine shares with it
-
-# %% [markdown]
+#
 # ## Try it
 #
+# - Watch two requests, and add the second after the third call. When does it get its first token?
 # - Give a request of the small engine another seed. Do the texts of the others change?
 # - Let `LLM.stream` print a text as it is written, with a stop string in it, and abort a request half way.
-# - With a GPU: `labkit bench engine` takes these measurements. Let a scheduler wait until four seats are free before it
-#   admits the next prompts. Is continuous batching faster then?
 #
 # In the exercises for this lesson you predict what is sampled from seven tokens, find a threshold without a sort and
 # sample with it, and write Philox from a blank page.
 #
-# Next: **serving**, where the engine gets an API and strangers send it requests.
+# Next: **the engine, measured**: what pages, continuous batching and larger steps are worth.
 
 # %% [numbers]
-# one = series.llama_decode.rows[0]
-# some = series.llama_decode.rows[5]
-# most = series.llama_decode.rows[8]
-# compiled = 'compiled, in a graph'
-# prefill = series.llama_prefill.rows
-# runs = series.engine.rows
-# larger = 'all at once, larger steps'
-# admit = {run.name: len({begin for begin in run.spans.begin}) for run in runs}
-# busy = {run.name: sum(run.spans.end) - sum(run.spans.begin) for run in runs}
-# idle = {run.name: 1 - busy[run.name] / (run.seconds * run.seats) for run in runs}
-# launch_us = 1000 * (one.ms.p50 - one.bound_ms) / one.launches
-# eager_slowdown = one.torch['eager, in a graph'] / one.ms.p50
-# faster_to_32 = one.ms.p50 < one.torch[compiled] and some.ms.p50 < some.torch[compiled]
-# longer_at_256 = most.ms.p50 / most.torch[compiled] - 1
-# prompts_within = all([abs(row.ms.p50 / row.torch[compiled] - 1) < 0.04 for row in prefill])
-# called_alike = all([abs(row.called_ms / row.ms.p50 - 1) < 0.05 for row in prefill])
-# least_cosine = min(each.cosine for each in (one, *prefill))
-# cosines_equal = round(one.to_float32.ours, 4) == round(one.to_float32.torch, 4)
-# pages_sequences = runs['pages, static'].most_sequences
-# contiguous_sequences = runs['contiguous, static'].most_sequences
-# static_gain = runs['pages, static'].tokens_per_second / runs['contiguous, static'].tokens_per_second
-# continuous_gain = runs['pages, continuous'].tokens_per_second / runs['contiguous, continuous'].tokens_per_second
-# steps_saved = 1 - runs['contiguous, continuous'].steps / runs['contiguous, static'].steps
-# continuous_s = runs['contiguous, continuous'].seconds
-# below_promise = (0.8 < runs['contiguous, static'].seconds / runs['contiguous, continuous'].seconds *
-#                  runs['contiguous, continuous'].steps / runs['contiguous, static'].steps < 1)
-# continuous_ms = runs['contiguous, continuous'].step_ms.p50
-# static_ms = runs['contiguous, static'].step_ms.p50
-# p99_ms = runs['contiguous, continuous'].step_ms.p99
-# pages_gain = runs['pages, static'].seconds / runs['pages, continuous'].seconds
-# pages_running = runs['pages, continuous'].most_sequences
-# unlimited_rate = runs['all at once'].tokens_per_second
-# larger_first_s = runs[larger].first_token_ms.p99 / 1000
-# unlimited_first_s = runs['all at once'].first_token_ms.p99 / 1000
-# bytes_ms = series.llama_decode.rows[6].bound_ms
-# transformers_rate = series.engine.transformers.tokens_per_second
+# rung = lambda name, R: row('sample_top_p', name, R=R, V=128256)
+# us = lambda name, R: rung(name, R).graph_us or rung(name, R).us
+# histogram = 'sample_histogram'
+# split = 'sample_split'
+# sort = 'PyTorch (sort, softmax, cumulative sum)'

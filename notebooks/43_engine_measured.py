@@ -5,149 +5,215 @@
 #
 # You will learn
 #
-# - what pages, continuous batching and larger steps are worth, measured
-
-# %% [markdown]
+# - how near to its bytes a step of a model with a billion parameters comes, and where the rest of the time goes
+# - what pages, continuous batching and larger steps are worth, each on its own
+# - how this engine compares with others, and what such a comparison can and cannot say
+#
 # ## The problem
 #
-# To be written.
-
-# %%
-from labkit.engine import LLM, SamplingParams
-
-llm = LLM("tiny-llama", num_pages=64, max_num_seqs=8)
-params = SamplingParams(temperature=0.7, seed=1, max_tokens=24)
-for output in llm.generate(["A hacker is", "kludge:", "The first computer bug"], params):
-    print(repr(output.prompt), "->", repr(output.outputs[0].text))
-
-# %% [markdown]
-# ## A step, measured
+# The engine is complete: pages, attention over them, a scheduler, sampling, graphs, a host that stays one step ahead.
+# Each of these was built because it ought to help. Which of them does, and how much? And is the whole any good?
 #
-# How fast can it be? A decode step reads all weights once and, for each sequence, its keys and values. Below are such
-# steps as measured for Llama 3.2 1B, with random weights, in a CUDA graph; the bound is the time for the bytes. PyTorch
-# runs the same model on the same numbers, in a graph as well, as it is and through `torch.compile`. Guess: how near to
+# The times are from an H200 unless another card is named, for a model of the shape of Llama 3.2 1B. Its weights are
+# random, which changes the texts and not the time. There are two kinds of questions: how long one step takes, and how
+# many tokens come out of all steps together.
+#
+# ## A step
+#
+# A step that gives each of some sequences one more token is called *decoding*. It reads all weights once and, for each
+# sequence, its keys and values. Call the bytes divided by the bandwidth of a copy the bound, although a kernel that
+# only reads is a little faster (lesson 40). Below are such steps for sequences of 1,024 tokens, each in a CUDA graph.
+# PyTorch runs the same model on the same inputs, in a graph as well, as it is and through `torch.compile`. How near to
 # the bound is a step for one sequence, and how near for 256?
 
 # %%
-from labkit import measure
+from labkit import agree, measure, show_source, table
 from labkit.measure.plots import engine as runs
 
 decode, prefill = (measure.recorded_series(name, gpu="NVIDIA H200") for name in ("llama_decode", "llama_prefill"))
-print(f"{'ms':>16}{'bytes':>9}{'here':>9}{'PyTorch':>9}{'compiled':>9}{'launch by launch':>19}")
-for row in (*decode["rows"], *prefill["rows"]):
-    what = f"batch of {row['sequences']}" if "sequences" in row else f"prompt of {row['tokens']:,}"
-    bound = f"{row['bound_ms']:9.2f}" if "bound_ms" in row else " " * 9
-    theirs = [*(row["torch"] or {}).values()] or ["", ""]
-    called = f"{row['called_ms']:18.2f}" if "tflops" in row else ""
-    print(f"{what:>16}{bound}{row['ms']['p50']:9.2f}", *(f"{ms:8.2f}" if ms else " " * 8 for ms in theirs), called)
+
+
+def torch_ms(row):
+    theirs = row["torch"] or {}
+    return theirs.get("eager, in a graph"), theirs.get("compiled, in a graph")
+
+
+table([(row["sequences"], row["bound_ms"], row["ms"]["p50"], *torch_ms(row)) for row in decode["rows"]],
+      {"sequences": "", "bound, ms": ".2f", "here": ".2f", "PyTorch": ".2f", "PyTorch, compiled": ".2f"})
+
+# %% tags=["hide-input"]
 runs.decode_steps(decode, None)
 
 # %% [markdown]
-# *Called from Python*, in the figure, is what the engine sees of such a step: filling the buffer and the copies there
-# and back come on top. For one sequence a step takes {{ one.ms.p50:.2f }} ms, and its bytes need
-# {{ one.bound_ms:.2f }}, {{ one.bound_ms / one.ms.p50:.0% }} of it. It has {{ one.launches }} launches, so the
-# difference is {{ launch_us:.0f }} us for each of them. Some of that is in the nature of a launch: the memory is idle
-# until its first loads arrive and after the last ones have. So in a graph most kernels begin before the previous one
-# has ended, and fetch their weights meanwhile. With 256 sequences the step reaches
-# {{ most.bound_ms / most.ms.p50:.0% }} of the bound.
+# For one sequence a step takes {{ one.ms.p50:.2f }} ms, and its bytes need {{ one.bound_ms:.2f }},
+# {{ one.bound_ms / one.ms.p50:.0% }} of it. With 256 sequences the step reaches {{ most.bound_ms / most.ms.p50:.0% }}
+# of the bound.
 #
 # PyTorch without compiling takes {{ eager_slowdown:.1f }} times as long for one sequence. The compiled step is the one
 # to beat: ours is faster for one sequence and for 32{{ if faster_to_32 }}, and takes {{ longer_at_256:.0% }} longer
-# for 256. Prompts are within 4%{{ if prompts_within }} of it, at {{ prefill[0].tflops:.0f }} and
-# {{ prefill[1].tflops:.0f }} TFLOP/s. The last column shows them launched one by one from Python, which makes no
-# difference{{ if called_alike }}: the GPU takes longer for each kernel than the host for its launch.
+# for 256. *Called from Python*, in the figure, is what the engine sees of a step: filling the buffer and the copies
+# there and back come on top.
 #
-# Do the two compute the same? For one sequence and for the prompts the cosine between their logits is at least
-# {{ least_cosine:.4f }}. And which of them is less accurate? Neither: compared with the same step in float32,
-# both{{ if cosines_equal }} have a cosine of {{ one.to_float32.ours:.4f }} for one sequence. What is left is the
-# rounding of bfloat16.
+# Do the two compute the same? The cosine between their logits is at least {{ least_cosine:.4f }}. And neither is less
+# accurate: compared with the same step in float32, both{{ if cosines_equal }} have a cosine of
+# {{ one.to_float32.ours:.4f }} for one sequence. The rest is the rounding of bfloat16.
+#
+# ## Where the rest of a step goes
+#
+# The step for one sequence has {{ one.launches }} launches. The gap to the bound is {{ launch_us:.0f }} us for each of
+# them. Some of that is in the nature of a launch: the memory is idle until its first loads arrive and after the last
+# ones have. So most kernels of a step begin before the previous one has ended. This is the kernel for the linear layers
+# of few rows, from its start to its first loads. What may a kernel do before `griddepcontrol_wait`, and what not?
+
+# %%
+from labkit.kernels.linear import streamed
+
+show_source(streamed.make_tensor, "row0 = ", "k0 = warp")
 
 # %% [markdown]
-# ## The whole, measured
+# It lets the next kernel begin (`launch_dependents`), and brings its own weights into L2 meanwhile: nobody writes them
+# during a step. `x` is the result of the previous kernel, so it may only be read after the wait, when that one has
+# ended. In the graph such kernels are joined by a special edge, a *programmatic dependent launch*. The kernel has to
+# agree with NumPy like any other:
+
+# %%
+from labkit.kernels.ops.linear_bf16 import STREAMED_LINEAR
+
+agree(STREAMED_LINEAR, ["streamed_tensor_cores"], sizes=({"M": 2, "N": 17, "K": 264}, {"M": 1, "N": 8, "K": 256}))
+
+# %% [markdown]
+# ## Prompts
 #
-# Now the whole engine: 128 requests at once, with prompts and outputs of 100 to 1,024 tokens. Two of the runs have
-# memory for all of them, 16,384 pages; the other four have 4,096. With a contiguous cache, where each sequence owns
-# memory for 2,048 tokens, that is enough for 32 at a time. Look at what you wrote down: which gains more there, pages
-# or continuous batching?
+# A prompt is bound by arithmetic. Here are two of them, in a graph and launched one by one from Python. How much does
+# the graph bring for a step of several milliseconds?
+
+# %%
+table([(f"{row['tokens']:,}", row["ms"]["p50"], row["called_ms"], *torch_ms(row), row["tflops"])
+       for row in prefill["rows"]],
+      {"tokens": "", "in a graph, ms": ".2f", "launch by launch": ".2f", "PyTorch": ".2f", "PyTorch, compiled": ".2f",
+       "TFLOP/s": ".0f"})
+
+# %% [markdown]
+# Next to nothing: launched one by one, the shorter prompt takes {{ prefill[0].called_ms / prefill[0].ms.p50 - 1:.0% }}
+# longer, and the longer one is as fast to within {{ abs(prefill[1].called_ms / prefill[1].ms.p50 - 1):.0% }}. The GPU
+# takes longer for each kernel than the host for its launch. At {{ prefill[0].tflops:.0f }} and
+# {{ prefill[1].tflops:.0f }} TFLOP/s both are within 4%{{ if prompts_within }} of the compiled PyTorch.
+#
+# ## Pages, continuous batching, larger steps
+#
+# Now the whole engine: 128 requests, all sent together, with prompts and outputs of 100 to 1,024 tokens. Two of the
+# runs have memory for all of them, 16,384 pages; the other four have 4,096. With a contiguous cache, where each
+# sequence owns memory for 2,048 tokens, that is enough for 32 sequences at a time. *Static* batches wait until their
+# last sequence has ended; continuous batching fills a seat as soon as it is free. Which raises the tokens per second
+# more in the same memory, pages or continuous batching?
 
 # %%
 served = measure.recorded_series("engine", gpu="NVIDIA H200")
 print(f"{served['prompt_tokens']:,} tokens of prompts, {served['output_tokens']:,} of outputs")
-print(f"{'':26}{'tokens/s':>9}{'steps':>7}{'admit':>7}{'ms: p50':>9}{'p99':>7}{'sequences':>11}{'preempted':>11}"
-      f"{'host':>6}")
-for row in served["rows"]:
-    admit = len(set(row["spans"]["begin"]))  # steps in which a sequence begins
-    print(f"{row['name']:26}{row['tokens_per_second']:9,.0f}{row['steps']:7,}{admit:7}{row['step_ms']['p50']:9.2f}"
-          f"{row['step_ms']['p99']:7.1f}{row['mean_sequences']:11.0f}{row['preemptions']:11}{row['host_share']:6.0%}")
+table([(row["name"], row["tokens_per_second"], row["steps"], len(set(row["spans"]["begin"])), row["step_ms"]["p50"],
+        row["step_ms"]["p99"], row["mean_sequences"], row["preemptions"], row["host_share"]) for row in served["rows"]],
+      {"": "", "tokens/s": ",.0f", "steps": "", "that admit": "", "ms: p50": ".2f", "p99": ".1f", "sequences": ".0f",
+       "preempted": "", "host": ".0%"})
+
+# %% tags=["hide-input"]
 runs.seats(served)
 
 # %% [markdown]
-# *Pages* gain most. In the same memory up to {{ pages_sequences }} sequences run instead of {{ contiguous_sequences }},
-# and the engine writes {{ static_gain:.1f }} times as many tokens a second in static batches, {{ continuous_gain:.1f }}
-# times as many continuously. Some sequences are preempted for it, and what they had is computed again.
+# *Pages*. In the same memory up to {{ pages_sequences }} sequences run instead of {{ contiguous_sequences }}, and the
+# engine writes {{ static_gain:.1f }} times as many tokens per second in static batches, {{ continuous_gain:.1f }} times
+# as many continuously. Some sequences are preempted for it, and what they had is computed again.
 #
-# *Continuous batching* saves a third{{ if near(steps_saved, 1 / 3) }} of the steps: seats are empty for
-# {{ idle['contiguous, continuous']:.0% }} of the time instead of {{ idle['contiguous, static']:.0% }}. The run takes
-# {{ continuous_s:.1f }} s instead of {{ runs['contiguous, static'].seconds:.1f }}, which is a little less than the
-# steps promise{{ if below_promise }}. With more sequences a step takes longer, {{ continuous_ms:.2f }} ms instead of
+# *Continuous batching* writes {{ contiguous_gain:.1f }} times as many with the contiguous cache. It saves a
+# third{{ if near(steps_saved, 1 / 3) }} of the steps: seats are empty for {{ idle['contiguous, continuous']:.0% }} of
+# the time instead of {{ idle['contiguous, static']:.0% }}. Why is the factor less than the steps
+# promise{{ if below_promise }}? With more sequences a step takes longer, {{ continuous_ms:.2f }} ms instead of
 # {{ static_ms:.2f }} in the median. And while a static batch admits its prompts together, in
 # {{ admit['contiguous, static'] }} steps for all four batches, here {{ admit['contiguous, continuous'] }} steps admit a
-# prompt; the 99th percentile of a step is {{ p99_ms:.0f }} ms. Such steps once decided the matter: when the engine
-# launched them one by one through Numba, the static run was the faster one. With pages the gain is smaller,
-# {{ pages_gain:.1f }} times. Up to {{ pages_running }} of the {{ series.engine.requests }} requests run at once, and
-# few are left to fill the seats that become free.
+# prompt. With pages continuous batching brings only {{ pages_gain:.1f }} times: up to {{ pages_running }} of the
+# {{ series.engine.requests }} requests run at the same time anyway, and few are left to fill the seats that become
+# free.
 #
 # *Larger steps* pay as well. With a budget of 8,192 tokens instead of 2,048, the engine admits all prompts in
 # {{ admit[larger] }} steps instead of {{ admit['all at once'] }}, and writes {{ runs[larger].tokens_per_second:,.0f }}
-# tokens a second instead of {{ unlimited_rate:,.0f }}. Nearly all requests have their first token within
+# tokens per second instead of {{ unlimited_rate:,.0f }}. Nearly all requests have their first token within
 # {{ larger_first_s:.1f }} s instead of {{ unlimited_first_s:.1f }}.
 #
-# For comparison, the continuous batching of transformers {{ series.engine.transformers.version }} was given the same
-# requests for {{ series.engine.transformers.seconds:.0f }} s, and wrote {{ transformers_rate:.0f }} tokens a second.
-# That is not a fair comparison for an engine. vLLM would be, and was not measured.
-#
-# The column *host* is the part of the time in which the host did not wait for the device. In decode steps it stays
-# hidden: with larger steps, half of the steps take less than {{ runs[larger].step_ms.p50:.2f }} ms, for
+# The last column shows how much of the time the host was not waiting for the device. In decode steps that stays hidden:
+# with larger steps, half of the steps take less than {{ runs[larger].step_ms.p50:.2f }} ms, for
 # {{ runs[larger].mean_sequences:.0f }} sequences on average, and the graph alone needs
 # {{ series.llama_decode.rows[6].ms.p50:.2f }} ms for 64 and {{ series.llama_decode.rows[7].ms.p50:.2f }} for 128. So
-# what comes next are the kernels again: with 64 sequences the bytes would take {{ bytes_ms:.2f }} ms.
+# the next thing to work on would be the kernels again: with 64 sequences the bytes would take {{ bytes_ms:.2f }} ms.
+#
+# ## How other engines compare
+#
+# One other engine ran on the same GPU, on the same day: the continuous batching of transformers
+# {{ series.engine.transformers.version }} was given the same requests for {{ series.engine.transformers.seconds:.0f }}
+# s, and wrote {{ transformers_rate:.0f }} tokens per second, against {{ runs[larger].tokens_per_second:,.0f }} here. It
+# is a library for training and trying out models, so that says little. vLLM is the yardstick, and it was not measured
+# here. Others have measured it, with this model:
+#
+# - *One sequence, H100.* [B. Spector et al. (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles)
+#   report that vLLM and SGLang use at most 50%{{ quoted }} of an H100's bandwidth when they generate one sequence with
+#   Llama 3.2 1B. Their own *megakernel*, the whole forward pass in a single launch, uses 78%{{ quoted }}. Of our H200's
+#   4.8{{ hardware }} TB/s the step in a graph uses {{ of_peak(one.ms.p50):.0% }}, and called from Python
+#   {{ of_peak(one.called_ms):.0% }}. They timed whole generations, so the second is the one to compare: for a lone
+#   sequence this engine is where theirs were, and {{ one.launches }} launches are in the way.
+# - *256 requests, A800.* [nano-vllm's](https://github.com/GeeeekExplorer/nano-vllm) `bench.py` sends 256 requests with
+#   prompts and outputs of 100 to 1,024 tokens, all together. A [user of a relative of
+#   it](https://github.com/cosmoliu2002/nano-vllm-triton/issues/1) ran that with Llama 3.2 1B on an A800: vLLM 0.10.2
+#   wrote 12,627 tokens per second{{ quoted }}, the relative 15,068{{ quoted }}.
+#
+# The second load is easy to repeat, to the last token of its prompts. An H100 was at hand for it, with
+# 3.35{{ hardware }} TB/s where an A800 has 2.04{{ hardware }}. By the bandwidth alone, how many times faster should the
+# H100 be?
+
+# %%
+ours = measure.recorded_series("nano_vllm_bench", gpu="NVIDIA H100 80GB HBM3")
+table([("vLLM 0.10.2, A800 (quoted)", 10.61, 12_627), ("nano-vllm-triton, A800 (quoted)", 8.89, 15_068),
+       ("this engine, H100", ours["seconds"], ours["tokens_per_second"])],
+      {f"{ours['requests']} requests, {ours['output_tokens']:,} tokens": "", "seconds": ".2f", "tokens/s": ",.0f"})
+
+# %% [markdown]
+# {{ 3.35 / 2.04:.1f }} times. It is {{ bench.tokens_per_second / 12627:.1f }} times as fast as vLLM there, and
+# {{ bench.tokens_per_second / 15068:.1f }} times as fast as the relative. Other things differ, too: the tensor cores,
+# the host, which matters when steps are as short as these, the versions, which are a year old, and real weights there
+# with random ones here. A single run by a stranger is an anecdote. It does say that this engine is not slow by a large
+# factor.
 #
 # An engine in production has more around this: models spread over several GPUs, weights of fewer bits, outputs that
 # follow a grammar. The core is the same, and little of it depends on Llama: Qwen3, with its norms of queries and keys,
 # runs through the same engine without a line of it changed.
-
-# %% [markdown]
+#
 # ## What I learned
 #
-# - A prefix of the sorted order needs no sort. A threshold describes it, and sums over the row find the threshold.
-# - State that depends on the batch makes outputs irreproducible. A counter instead of a generator, and whole numbers
-#   instead of floats, remove it.
-# - The host's work is hidden as long as it plans a step in less time than the device needs for one.
-# - A better schedule pays only if its steps cost about the same. Launched one by one through Numba, the steps with
-#   prompts cost more than the empty seats that they avoided; as graphs they do not.
-
-# %% [markdown]
+# - A better schedule pays only if its steps cost about the same. A third fewer steps do not save a third of the time.
+# - Pages beat continuous batching: memory that is not wasted did more here than seats that are not empty.
+# - A small step of a hundred launches loses a few microseconds at each of them, even in a graph.
+# - A comparison says what it compares: the same load, the same model, the same GPU. Where one differs, say which.
+#
 # ## Resources
 #
-# - [J. Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3 (2011)](https://doi.org/10.1145/2063384.2063405),
-#   Philox
+# - [B. Spector, J. Juravsky et al.: Look Ma, No Bubbles!
+#   (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles), a Llama 1B in one launch
 # - [G. Yu et al.: Orca (2022)](https://www.usenix.org/conference/osdi22/presentation/yu), continuous batching
-# - [vLLM's documentation](https://docs.vllm.ai/), for the names that this engine shares with it
-
-# %% [markdown]
+# - [W. Kwon et al.: PagedAttention (2023)](https://arxiv.org/abs/2309.06180), whose measurements are of the same three
+#   ideas
+# - [nano-vllm](https://github.com/GeeeekExplorer/nano-vllm), whose README compares it with vLLM on a laptop's GPU
+#
 # ## Try it
 #
-# - Give a request of the small engine another seed. Do the texts of the others change?
-# - Let `LLM.stream` print a text as it is written, with a stop string in it, and abort a request half way.
 # - With a GPU: `labkit bench engine` takes these measurements. Let a scheduler wait until four seats are free before it
 #   admits the next prompts. Is continuous batching faster then?
+# - Run nano-vllm's `bench.py` with this engine: change its import line.
+# - From the table of steps, compute the tokens per second for each number of sequences. Where would you stop?
 #
-# In the exercises for this lesson you predict what is sampled from seven tokens, find a threshold without a sort and
-# sample with it, and write Philox from a blank page.
+# In the exercises for this lesson you predict rates from bytes, measure empty seats, and count the steps of both kinds
+# of batching from a blank page.
 #
 # Next: **serving**, where the engine gets an API and strangers send it requests.
 
 # %% [numbers]
+# bench = series_of('nano_vllm_bench', 'NVIDIA H100 80GB HBM3')
 # one = series.llama_decode.rows[0]
 # some = series.llama_decode.rows[5]
 # most = series.llama_decode.rows[8]
@@ -159,11 +225,11 @@ runs.seats(served)
 # busy = {run.name: sum(run.spans.end) - sum(run.spans.begin) for run in runs}
 # idle = {run.name: 1 - busy[run.name] / (run.seconds * run.seats) for run in runs}
 # launch_us = 1000 * (one.ms.p50 - one.bound_ms) / one.launches
+# of_peak = lambda ms: one.bytes / ms / 1e6 / 4800
 # eager_slowdown = one.torch['eager, in a graph'] / one.ms.p50
 # faster_to_32 = one.ms.p50 < one.torch[compiled] and some.ms.p50 < some.torch[compiled]
 # longer_at_256 = most.ms.p50 / most.torch[compiled] - 1
 # prompts_within = all([abs(row.ms.p50 / row.torch[compiled] - 1) < 0.04 for row in prefill])
-# called_alike = all([abs(row.called_ms / row.ms.p50 - 1) < 0.05 for row in prefill])
 # least_cosine = min(each.cosine for each in (one, *prefill))
 # cosines_equal = round(one.to_float32.ours, 4) == round(one.to_float32.torch, 4)
 # pages_sequences = runs['pages, static'].most_sequences
@@ -171,12 +237,11 @@ runs.seats(served)
 # static_gain = runs['pages, static'].tokens_per_second / runs['contiguous, static'].tokens_per_second
 # continuous_gain = runs['pages, continuous'].tokens_per_second / runs['contiguous, continuous'].tokens_per_second
 # steps_saved = 1 - runs['contiguous, continuous'].steps / runs['contiguous, static'].steps
-# continuous_s = runs['contiguous, continuous'].seconds
+# contiguous_gain = runs['contiguous, static'].seconds / runs['contiguous, continuous'].seconds
 # below_promise = (0.8 < runs['contiguous, static'].seconds / runs['contiguous, continuous'].seconds *
 #                  runs['contiguous, continuous'].steps / runs['contiguous, static'].steps < 1)
 # continuous_ms = runs['contiguous, continuous'].step_ms.p50
 # static_ms = runs['contiguous, static'].step_ms.p50
-# p99_ms = runs['contiguous, continuous'].step_ms.p99
 # pages_gain = runs['pages, static'].seconds / runs['pages, continuous'].seconds
 # pages_running = runs['pages, continuous'].most_sequences
 # unlimited_rate = runs['all at once'].tokens_per_second

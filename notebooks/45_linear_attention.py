@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 45 · Linear attention
 #
-# *Lab notebook, 24 November 2026*
+# *Lab notebook, 28 November 2026*
 #
 # You will learn
 #
@@ -13,11 +13,11 @@
 #
 # A server spends most of its memory on keys and values, and pages only help it to waste less of that (lesson 39). The
 # cache grows because attention needs every earlier key again: with the scores $s_j = q \cdot k_j / \sqrt{d}$ it sums up
-# $e^{s_j} v_j$ over all of them. For n tokens that costs $O(n^2 d)$ flops and a cache of $O(n d)$ numbers.
+# $e^{s_j} v_j$ over all of them. For n tokens that costs $O(n^2 d)$ flops and a cache of $O(n d)$ elements.
 #
-# *Linear attention* replaces the exponential by a product $\varphi(q) \cdot \varphi(k)$, where $\varphi$ is applied to
-# each number. Here $\varphi(x) = \text{elu}(x) + 1$, which is $x + 1$ above 0 and $e^x$ elsewhere. It is positive, so
-# that the weights can be divided by their sum. Then the sums can be regrouped:
+# *Linear attention* ([A. Katharopoulos et al., 2020](https://arxiv.org/abs/2006.16236)) replaces the exponential by a
+# product $\varphi(q) \cdot \varphi(k)$, with a function that is applied to each element: $\varphi(x)$ is $x + 1$ above
+# 0 and $e^x$ elsewhere. It is positive, so the weights can be divided by their sum. Then the sums can be regrouped:
 #
 # $$\text{out}_i = \frac{\sum_{j \le i} (\varphi(q_i) \cdot \varphi(k_j))\, v_j}
 # {\sum_{j \le i} \varphi(q_i) \cdot \varphi(k_j)}
@@ -26,38 +26,39 @@
 # $$S_i = \sum_{j \le i} \varphi(k_j)^T v_j \qquad
 # z_i = \sum_{j \le i} \varphi(k_j)$$
 #
-# $S$ has d × d numbers and $z$ has d. A new token is added to both, and no key is ever needed again: n tokens cost
-# $O(n d^2)$ flops. This page is an appendix. No model of this course uses linear attention, but many recent models have
-# layers of this kind.
+# $S$ has d × d elements and $z$ has d. A new token is added to both, and no key is ever needed again: n tokens cost
+# $O(n d^2)$ flops. This lesson is an appendix. No model of this course uses linear attention, but many recent models
+# have layers of this kind.
 #
-# ## Prediction
-#
-# A head has 64 numbers. Write down three guesses. How many numbers does linear attention keep for a head, and how many
-# does a cache of 1,024 tokens have? From how many tokens on does linear attention take fewer flops? And how many times
-# fewer are they at 16,384 tokens?
+# A head has 64 elements, so linear attention keeps 64 × 65 of them, however long the text becomes. Above how many
+# tokens does it need fewer flops than softmax attention, and how many times fewer are they at 16,384 tokens?
 
 # %%
+from IPython.display import display
+
+from labkit import agree, measure, show_source, table
 from labkit.course.drawings import linear_attention as pictures
 
 d = 64
+counts = []
 for n in (16, 127, 1024, 16_384):
     softmax, linear = 2 * d * n * (n + 1), 4 * d * d * n  # scores and values of the pairs; S added to, S read
-    print(f"{n:6,} tokens: {softmax / 1e6:8,.1f} MFLOP with a softmax, {linear / 1e6:5,.1f} without; "
-          f"{16 * n * d / 1e6:5.2f} MB in and out; kept: {2 * n * d:9,} numbers, {d * (d + 1):,}")
+    counts.append((n, softmax / 1e6, linear / 1e6, 2 * n * d, d * (d + 1), 16 * n * d / 1e6))
+display(table(counts, {"tokens": "", "softmax, MFLOP": ",.1f", "linear, MFLOP": ",.1f", "softmax keeps": "",
+                       "linear keeps": "", "in and out, MB": ".2f"}))
 pictures.linear_costs(d)
 
 # %% [markdown]
 # Both lines of flops meet at 127 tokens, and at 16,384 there are {{ 16384 // 128 }} times fewer. The state is as large
-# as a cache of {{ 64 * 65 / (2 * 64) }} tokens, however long the text becomes. The bytes of the inputs and outputs are
-# the same for both: each query, key and value is read once, and each result written once.
+# as a cache of {{ 64 * 65 / (2 * 64) }} tokens. The bytes of the inputs and outputs are the same for both: each query,
+# key and value is read once, and each result written once.
 #
 # ## All pairs
 #
-# The definition can be computed as it stands. A block has one token, weighs all tokens up to it, and adds up their
-# values. It is causal attention without the exponential, with the flops of softmax attention.
+# The definition can be computed directly. A block has one token, weighs all tokens up to it, and adds up their values.
+# It is causal attention without the exponential, with the flops of softmax attention.
 
 # %%
-from labkit import agree, show_source
 from labkit.kernels.attention.linear_attention import make_chunked, make_quadratic, make_running
 from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
 
@@ -67,8 +68,8 @@ show_source(make_quadratic(d))
 # ## A running state
 #
 # The regrouped form reads like the formula. Thread c keeps column c of $S$ in registers, and for each token the block
-# adds to the state and reads from it. It has the fewest flops of the three. What could still make it slow on a GPU with
-# 132 SMs, in a model with 12 heads?
+# adds to the state and reads from it. It has the fewest flops of the three. What could still make the running state
+# slow on a GPU with 132 SMs, in a model with 12 heads?
 
 # %%
 show_source(make_running(d))
@@ -80,10 +81,10 @@ show_source(make_running(d))
 #
 # ## In chunks
 #
-# Addition can be done in any order, up to rounding, and lesson 18 made a scan of it. Cut the tokens into chunks of 32.
-# One launch computes each chunk's own $S$ and $z$, all chunks at once. A second one turns these into the state *before*
-# each chunk, an exclusive scan. A third one gives every token what the state before its chunk knows, plus the pairs
-# within the chunk, of which there are at most 32 × 32. Which part of that is still serial?
+# Addition can be done in any order, up to rounding, which is what made the scan of lesson 19 possible. Cut the tokens
+# into chunks of 32. One launch computes each chunk's own $S$ and $z$, all chunks in parallel. A second one turns these
+# into the state *before* each chunk, an exclusive scan. A third one gives every token what the state before its chunk
+# knows, plus the pairs within the chunk, at most 32 × 32 of them. Which of the three launches is still serial?
 
 # %%
 states, scan, combine = make_chunked(d)
@@ -93,10 +94,11 @@ show_source(scan)
 show_source(combine)
 
 # %% [markdown]
-# Only the scan is, with one addition for each chunk in place of one step for each token, and it has $d (d + 1)$ threads
-# a head. The price is memory: the states of all chunks, $d (d + 1) / 32$ numbers for each token, which are written
-# twice and read twice. That is twice{{ if near(4 * 4 * 64 * 65 / 32 / (16 * 64), 2) }} the bytes of the inputs and
-# outputs.
+# Only the scan, with one addition for each chunk instead of one step for each token, and it has $d (d + 1)$ threads for
+# each head. It loads the states of eight chunks before it stores the first one, so that it waits for memory once in
+# eight chunks. The price of all this is memory: the states of all chunks, $d (d + 1) / 32$ elements for each token,
+# which are written twice and read twice. That is twice{{ if near(4 * 4 * 64 * 65 / 32 / (16 * 64), 2) }} the bytes of
+# the inputs and outputs.
 #
 # All three have to agree with NumPy, also where the last chunk is not full:
 
@@ -106,25 +108,24 @@ agree(LINEAR_ATTENTION)
 # %% [markdown]
 # ## What was measured
 #
-# Before you look: where will each of the three be on a GPU, at 128 tokens and at 16,384, and where will softmax
-# attention by `flash` (lesson 25) meet the chunked form? The flops say at 127 tokens. But `flash` has tiles in
-# registers and no launch but its own.
+# The flops say that the chunked form meets softmax attention by `flash` (lesson 25) at 127 tokens. But `flash` keeps
+# its tiles in registers and needs a single launch. These times are from an H100, one launch in a CUDA graph where it is
+# short. Where do the two lines really cross?
 
 # %%
-from labkit import measure
-
-pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NVIDIA H200"))
+pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NVIDIA H100 80GB HBM3"), None)
 
 # %% [markdown]
-# `flash` is faster up to 512 tokens, and the chunked form from 1,024 on{{ if crossover }}: later than the flops say,
-# since a flop of `flash` runs from registers. At 16,384 tokens `flash` takes {{ words(flash_slowdown) }} times as long.
-# The running form has little work and no parallelism along the sequence, so it is slow at every length; the quadratic
-# form has the most of both, and loses to the chunked one everywhere.
+# Later than the flops say: `flash` is faster up to {{ measured.S[faster[0] - 1]:, }} tokens, and the chunked form from
+# {{ measured.S[faster[0]]:, }} on. At 16,384 tokens `flash` takes {{ words(flash_slowdown) }} times as long. The
+# running form has little work and no parallelism along the sequence, so it is slower than the chunked one at every
+# length{{ if running_slower }}; the quadratic form has the most work, and loses to the chunked one
+# everywhere{{ if quadratic_slower }}.
 #
 # ## What is lost
 #
 # A state of fixed size cannot hold arbitrarily many pairs. Give both forms n random pairs of a key and a value, and
-# look one of them up, with a query that is four times its key. How far is the result from the value?
+# look one of them up, with a query that is four times its key. With how many pairs does each form of attention fail?
 
 # %%
 import numpy as np
@@ -132,7 +133,7 @@ import numpy as np
 from labkit.kernels.attention.linear_attention import phi_reference as phi
 
 rng = np.random.default_rng(0)
-print(f"{'n':>6}{'error: softmax':>18}{'linear':>12}{'numbers kept: softmax':>26}{'linear':>12}")
+errors = []
 for n in (4, 16, 64, 256, 1024, 4096):
     k, v = rng.standard_normal((2, n, d))
     wanted = rng.integers(n, size=20)
@@ -140,16 +141,17 @@ for n in (4, 16, 64, 256, 1024, 4096):
     scores = queries @ k.T / np.sqrt(d)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     S, z = phi(k).T @ v, phi(k).sum(axis=0)  # all that linear attention keeps of the pairs
-    errors = [np.linalg.norm(out - v[wanted]) / np.linalg.norm(v[wanted])
-              for out in (weights @ v / weights.sum(axis=1, keepdims=True),
-                          phi(queries) @ S / (phi(queries) @ z)[:, None])]
-    print(f"{n:6,}{errors[0]:18.1%}{errors[1]:12.1%}{2 * n * d:26,}{d * (d + 1):12,}")
+    errors.append((n, *(np.linalg.norm(out - v[wanted]) / np.linalg.norm(v[wanted])
+                        for out in (weights @ v / weights.sum(axis=1, keepdims=True),
+                                    phi(queries) @ S / (phi(queries) @ z)[:, None]))))
+table(errors, {"pairs": "", "error with a softmax": ".1%", "linear": ".1%"})
 
 # %% [markdown]
-# The exponential makes one key stand out among thousands, and no earlier token is lost. The weights of linear attention
-# are much more alike: the more pairs there are, the nearer the result comes to the mean of all values. Models with such
-# a state have to learn what to keep and what to forget, and some combine layers of both kinds. A model that was trained
-# with a softmax, like ours, needs the softmax and the cache.
+# The softmax does not fail: the exponential makes one key stand out among thousands, and no earlier token is lost. The
+# weights of linear attention are much more alike, so four pairs are already mixed up, and the more there are, the
+# nearer the result comes to the mean of all values. Models with such a state have to learn what to keep and what to
+# forget, and some combine layers of both kinds. A model that was trained with a softmax, like ours, needs the softmax
+# and the cache.
 #
 # ## What I learned
 #
@@ -174,6 +176,11 @@ for n in (4, 16, 64, 256, 1024, 4096):
 # In the exercises for this lesson you compare a state with a cache, add a token to it, and read from it.
 
 # %% [numbers]
-# lines = {one.name: one.us for one in series.linear_attention_lengths.lines}
-# crossover = lines['flash'][2] < lines['linear, chunked'][2] and lines['flash'][3] > lines['linear, chunked'][3]
-# flash_slowdown = lines['flash'][7] / lines['linear, chunked'][7]
+# measured = series_of('linear_attention_lengths', 'NVIDIA H100 80GB HBM3')
+# lines = {one.name: one.us for one in measured.lines}
+# chunked = lines['linear, chunked']
+# at = [0, 1, 2, 3, 4, 5, 6, 7]
+# faster = [i for i in at if chunked[i] < lines['flash'][i]]
+# flash_slowdown = lines['flash'][7] / chunked[7]
+# running_slower = all([lines['linear, running'][i] > chunked[i] for i in at])
+# quadratic_slower = all([lines['linear, quadratic'][i] > chunked[i] for i in at[:6]])

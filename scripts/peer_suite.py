@@ -24,7 +24,6 @@ import fnmatch
 import importlib
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
@@ -34,6 +33,7 @@ import threading
 import traceback
 import unittest
 import unittest.mock
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -276,67 +276,48 @@ def modules(words=()):
     return found
 
 
-class _Process:
-    """One process of the pool: runs modules, is replaced when a test hangs or ends it."""
-
-    def run(self, module, results):
-        done = {}
-        while True:
-            command = [sys.executable, __file__, "--work"]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            process = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
-            begun = None
-            timer = None
-            try:
-                process.stdin.write(json.dumps([module, sorted(done)]) + "\n")
-                process.stdin.flush()
-                for line in process.stdout:
-                    if timer:
-                        timer.cancel()
-                    answer = json.loads(line)
-                    if answer is None:
-                        results.update(done)
-                        return
-                    name, kind, text = answer
-                    begun = name if kind is None else None
-                    if kind is not None:
-                        done[name] = kind, text
-                    timer = threading.Timer(LIMIT_S + 15, process.kill)
-                    timer.start()
-            finally:
+def run_module(module):
+    """{test: (class, message)} of a module, in a process that is replaced when a test hangs or ends it."""
+    done, ended = {}, False
+    while not ended:
+        process = subprocess.Popen([sys.executable, __file__, "--work"], text=True, cwd=ROOT,
+                                   env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        begun, timer = None, None
+        try:
+            process.stdin.write(json.dumps([module, sorted(done)]) + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
                 if timer:
                     timer.cancel()
-                process.kill()
-                process.wait()
-            if begun is None:
-                done[f"{module}.(import)"] = "wrong", "the process ended"
-                results.update(done)
-                return
-            done[begun] = ("timeout" if process.returncode == -signal.SIGKILL else "wrong"), "the process ended"
+                answer = json.loads(line)
+                if answer is None:
+                    return done
+                name, kind, text = answer
+                begun = name if kind is None else None
+                if kind is not None:
+                    done[name] = kind, text
+                timer = threading.Timer(LIMIT_S + 15, process.kill)
+                timer.start()
+        finally:
+            if timer:
+                timer.cancel()
+            process.kill()
+            process.wait()
+        hangs = begun is not None and process.returncode == -signal.SIGKILL
+        done[begun or f"{module}.(import)"] = "timeout" if hangs else "wrong", "the process ended"
+        ended = begun is None
+    return done
 
 
 def run_all(names, processes):
-    """{test: (class, message)} of these modules, each run in a process of its own."""
-    waiting, results = queue.Queue(), {}
-    for name in names:
-        waiting.put(name)
-
-    def work():
-        while True:
-            try:
-                name = waiting.get_nowait()
-            except queue.Empty:
-                return
-            _Process().run(name, results)
-            own = [kind for test, (kind, _) in list(results.items()) if test.startswith(f"{name}.")]
-            print(f"{name.removeprefix(TESTS)[1:]}: {own.count('passed')} of {len(own)} passed", file=sys.stderr)
-
-    threads = [threading.Thread(target=work) for _ in range(processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """{test: (class, message)} of these modules, so many at a time."""
+    results = {}
+    with ThreadPoolExecutor(processes) as pool:
+        for name, found in zip(names, pool.map(run_module, names), strict=True):
+            passed = sum(kind == "passed" for kind, _ in found.values())
+            print(f"{name.removeprefix(TESTS)[1:]}: {passed} of {len(found)} passed", file=sys.stderr)
+            results.update(found)
     return {name.removeprefix(f"{TESTS}."): results[name] for name in sorted(results)}
 
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 06 · Matrix multiplication: exercises
 #
-# Eight exercises: three products with one thread an element, two kernels that work through shared memory, two bugs and
-# a prediction. In two of them you write the kernel from a blank page. `hint("matvec")` gives a hint, and a second call
-# a better one.
+# Eight exercises: three products with one thread for an element, two kernels that work through shared memory, two bugs
+# and a prediction. In two of them you write the kernel from a blank page. `hint("matvec")` gives a hint, and a second
+# call a better one.
 #
-# One thing to keep in mind. `check` runs your kernel under several orders of the threads, and even so right numbers do
-# not prove that the barriers are right. For each barrier, say which write it keeps from which read.
+# One thing to keep in mind. `check` runs your kernel under several orders of the threads, and even so a right
+# result does not prove that the barriers are right. For each barrier, say which write it keeps from which read.
 
 # %%
 from numba import float32
@@ -19,7 +19,7 @@ from labkit import check, cuda, hint
 # $$\text{out}_r = \sum_k a_{r,k} \, x_k$$
 #
 # `a` has M rows and K columns, `x` has K elements, `out` has M. One thread computes one element of `out`, in blocks of
-# 64. What is missing is the loop, and the store after it.
+# 64. Write the loop, and the store after it.
 
 
 # %%
@@ -44,7 +44,7 @@ check("matvec", matvec)
 # $$\text{out}_{r,c} = \sum_k a_{r,k} \, b_{c,k}$$
 #
 # That is `a @ b.T`. `a` is (M, K), `b` is (N, K), `out` is (M, N), and nothing is transposed in memory: only the index
-# changes. Attention compares each query with each key in this way. Blocks are 16 × 16, and the grid is laid with its x
+# changes. Attention compares each query with each key in this way. Blocks are 16 × 16, and the grid's x runs
 # along the columns of `out`.
 
 
@@ -67,7 +67,7 @@ check("matmul_bt", matmul_bt)
 # %% [markdown]
 # ## 3 · A layer in one kernel
 #
-# A layer of a neural network multiplies, adds a bias for each column, and sets what is negative to zero:
+# A layer of a neural network multiplies, adds the bias of its column, and sets what is negative to zero:
 #
 # $$\text{out}_{r,c} = \max\left(0, \; \sum_k a_{r,k} \, b_{k,c} + \text{bias}_c\right)$$
 #
@@ -99,13 +99,13 @@ check("dense_layer", dense_layer)
 # %% [markdown]
 # ## 4 · A transpose through shared memory
 #
-# A transpose reads rows and writes columns. Whichever way you lay the threads, either the loads or the stores of a warp
-# lie far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
+# A transpose reads rows and writes columns. However you arrange the threads, either the loads or the stores of a warp
+# are far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
 # along the rows of `out`. The transposing is done inside the tile, where it costs little.
 #
-# `a` has the shape (R, C) and `out` the shape (C, R). The grid lies over `a`, with its x along the columns; `left` and
+# `a` has the shape (R, C) and `out` the shape (C, R). The grid covers `a`, with its x along the columns; `left` and
 # `top` are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours.
-# Note that a thread stores a different element from the one it loaded, and that the store needs a guard of its own.
+# Note that a thread stores a different element from the one it loaded, and that the store needs another guard.
 
 
 # %%
@@ -188,9 +188,9 @@ check("gram", gram)
 # %% [markdown]
 # ## 6 · Find the bug: loading ahead
 #
-# This is `a @ b` again, with one idea more. The first tiles are loaded before the loop, and each round ends with
-# loading the tiles of the next one. (Loading early is worth something on a GPU: with a second pair of tiles, the loads
-# can run while the block still multiplies.) The last round loads zeros that no thread uses.
+# This is `a @ b` again, with one more idea. The first tiles are loaded before the loop, and each round ends by loading
+# the tiles of the next one. (With a second pair of tiles, such loads could run while the block still multiplies.) The
+# last round loads zeros that no thread uses.
 #
 # There is a barrier after every load. Is that enough?
 
@@ -252,7 +252,7 @@ check("matmul_ahead", matmul_ahead)
 #
 # `a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, tiles too. Work out on paper:
 #
-# - `naive`: how many numbers do all threads together load from global memory, with one thread an element and no tiles?
+# - `naive`: how many elements do all threads together load from global memory, with one thread for each and no tiles?
 # - `tiled`: how many with tiles? A zero beyond an edge is no load.
 # - `barriers`: at how many barriers does one thread of the tiled kernel wait?
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 · To the limit of the CUDA cores: exercises
 #
-# Five exercises: two thread tiles in registers, a bug in asynchronous copies, and two predictions to be done on paper.
+# Four exercises: two thread tiles in registers, and two predictions to be done on paper.
 # `hint("linear_patch")` gives a hint, and a second call a better one.
 
 # %%
@@ -14,11 +14,11 @@ from labkit import check, cuda, hint, ptx
 #
 # Blocks of 16 × 16 threads, and a thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on paper:
 #
-# - `loads`: how many numbers does a thread read from shared memory in one step of k?
+# - `loads`: how many elements does a thread read from shared memory in one step of k?
 # - `products`: how many multiply-adds does it do with them?
 # - `busy`: in what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
-#   takes as long as four of its multiply-adds?
-# - `tile_bytes`: how many bytes of shared memory does a pair of tiles take, one of `a` and one of `b`?
+#   lasts as long as four of its multiply-adds?
+# - `tile_bytes`: how many bytes of shared memory does a pair of tiles need, one of `a` and one of `b`?
 
 # %%
 loads = None
@@ -41,7 +41,7 @@ check("predict_patch", loads=loads, products=products, busy=busy, tile_bytes=til
 # $$\text{out}_{m,n} = \sum_k x_{m,k} \, w_{n,k}$$
 #
 # That is `x @ w.T`, the form of a linear layer: `x` is (M, K), `w` is (N, K). A thread computes the tile of 4 × 4
-# elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four numbers of `x` and
+# elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four elements of `x` and
 # four of `w` into `x_part` and `w_part`, zeros beyond the edges, and multiply each with each. Blocks are 8 × 8 threads.
 
 
@@ -78,9 +78,9 @@ check("linear_patch", linear_patch)
 # %% [markdown]
 # ## 3 · From a blank page: an outer product, four at a time
 #
-# `out[i, j] = x[i] * y[j]`. `x` has M numbers and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
+# `out[i, j] = x[i] * y[j]`. `x` has M elements and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
 # threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column
-# of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four numbers from flat index i on, and store with
+# of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four elements from flat index i on, and store with
 # `ptx.store_global4(array, i, p, q, r, s)`.
 
 # %%
@@ -106,79 +106,17 @@ def outer_tiles(x, y, out):
 check("outer_tiles", outer_tiles)
 
 # %% [markdown]
-# ## 4 · Find the bug: the last copy
-#
-# `a` has R rows of 64 numbers. The kernel adds up each column and writes the sums in reverse order. One block of 64
-# threads streams the rows through two places in shared memory: while it adds one row, the copy of the next one is on
-# its way. Each thread reads what another one has copied.
-#
-# On a GPU it may pass any number of tests. What does the last round not wait for? (`observe` knows. The lesson's
-# sentence about groups does, too.)
-
-
-# %%
-@cuda.jit
-def mirrored_sums(a, out):
-    tile = cuda.shared.array(128, float32)  # two rows
-    i = cuda.threadIdx.x
-    rows = a.shape[0]
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = float32(0.0)
-    row = 0
-    while row < rows:
-        after = row + 1
-        if after < rows:
-            ptx.cp_async_4(tile, after % 2 * 64 + i, a, after * 64 + i, 4)
-            ptx.cp_async_commit()
-        ptx.cp_async_wait(1)  # the newest group may still be on its way: that is the next row
-        cuda.syncthreads()
-        total += tile[row % 2 * 64 + 63 - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-### BEGIN SOLUTION
-@cuda.jit
-def mirrored_sums(a, out):
-    tile = cuda.shared.array(128, float32)  # two rows
-    i = cuda.threadIdx.x
-    rows = a.shape[0]
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = float32(0.0)
-    row = 0
-    while row < rows:
-        after = row + 1
-        if after < rows:
-            ptx.cp_async_4(tile, after % 2 * 64 + i, a, after * 64 + i, 4)
-        ptx.cp_async_commit()  # in every round: in the last one the group is empty, and the wait still counts right
-        ptx.cp_async_wait(1)
-        cuda.syncthreads()  # this row is everybody's
-        total += tile[row % 2 * 64 + 63 - i]
-        cuda.syncthreads()  # everybody has read it: its place may be filled again
-        row = after
-    out[i] = total
-
-
-### END SOLUTION
-
-# %%
-check("mirrored_sums", mirrored_sums)
-
-# %% [markdown]
-# ## 5 · Predict: bytes per flop
+# ## 4 · Predict: bytes per flop
 #
 # The pipelined kernel at M = N = K = 4,096 on a GPU with 132 SMs. A block computes 128 × 128 elements, two blocks fit
 # on an SM.
 #
-# - `loaded`: how many numbers does one block load from global memory in all?
+# - `loaded`: how many elements does one block load from global memory in all?
 # - `flop_per_byte`: how many flops does it do for each byte of them?
-# - `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds (waves, in lesson 02's word) do all
-#   blocks take, the last one counted whole?
-# - `ring_bytes`: how many bytes of shared memory does a block use? Three pairs of tiles, 16 steps of k each, and a line
-#   has 128 + 4 numbers of `a` and 128 of `b`.
+# - `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds (waves, in lesson 03's word) do all
+#   blocks need, the last one counted whole?
+# - `ring_bytes`: how many bytes of shared memory does a block use? Three pairs of tiles, 16 steps of k each, and a row
+#   has 128 + 4 elements of `a` and 128 of `b`.
 
 # %%
 loaded = None

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 15 · Reductions: exercises
 #
-# Five exercises: a reduction by shuffles, a prediction, a bug, the rule of online softmax on its own, and a kernel from
-# a blank page that uses it. `hint("row_range")` gives a hint, and a second call a better one.
+# Three exercises: a reduction by shuffles, a prediction, and a barrier that is missing. `hint("row_range")` gives a hint,
+# and a second call a better one.
 
 # %%
 import math
@@ -15,10 +15,10 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · From the lowest to the highest
 #
-# For each row, the largest number less the smallest: `out` has R elements, `x` is (R, C). One warp takes a row, in
-# blocks of two warps. Each lane has found the largest and the smallest of its own elements already. Now the lanes have
-# to exchange them: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)`, five times for each of the two. Then one lane
-# stores.
+# For each row, compute the largest element minus the smallest: `x` is (R, C), `out` has R elements, and a block has two
+# warps, one row each. Every lane has already found the largest and the smallest of its elements. Now let the lanes
+# exchange them by `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)`, five times for each of the two, and let one lane
+# store the result.
 
 
 # %%
@@ -45,16 +45,16 @@ check("row_range", row_range)
 # %% [markdown]
 # ## 2 · Predict: 512 threads
 #
-# A block of 512 threads adds up 512 numbers. On paper:
+# A block of 512 threads adds up 512 values. On paper:
 #
-# - `steps`: how many steps does the tree take?
+# - `steps`: how many steps does the tree have?
 # - `shuffles`: with two levels, how many shuffles does one thread take part in?
-# - `stored`: with two levels, how many numbers go into shared memory, from all threads together?
+# - `stored`: with two levels, how many values are stored in shared memory, by all threads together?
 
 # %%
 steps = None  # of the tree
 shuffles = None  # of one thread, with two levels
-stored = None  # numbers stored into shared memory, with two levels
+stored = None  # values stored in shared memory, with two levels
 ### BEGIN SOLUTION
 steps = 9  # 512 = 2 ** 9
 shuffles = 10  # five within the warp, five over the warps' sums
@@ -65,12 +65,12 @@ stored = 16  # one for each warp
 check("predict_steps", steps=steps, shuffles=shuffles, stored=stored)
 
 # %% [markdown]
-# ## 3 · Find the bug: used twice
+# ## 3 · Find the bug: one array, two reductions
 #
-# Each row is moved so that its mean is 0, and then divided by the largest distance from the mean. Two reductions go
-# through the same shared memory: a sum and a maximum.
+# The kernel subtracts its mean from each row and divides by the largest distance from that mean. Two reductions use the
+# same shared memory, a sum and a maximum.
 #
-# The kernel is right on some GPUs, most of the time.
+# It is right on some GPUs, most of the time.
 
 
 # %%

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · Softmax: exercises
 #
-# Five exercises: a reduction by shuffles, a prediction, a bug, the rule of online softmax on its own, and a kernel from
-# a blank page that uses it. `hint("row_range")` gives a hint, and a second call a better one.
+# Two exercises: the rule of online softmax on its own, and a kernel from a blank page that uses it. `hint("join_parts")`
+# gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -15,11 +15,12 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Join the parts
 #
-# A row was cut into parts. Of part $i$ you have its largest element, `largest[i]`, and `totals[i]`, the sum of $e^{x -
-# m_i}$ over its elements, where $m_i$ is `largest[i]`. Return both numbers of the whole row, as an array of two.
+# A row was cut into parts. For part $i$ you know the largest element $m_i$, `largest[i]`, and the sum of $e^{x - m_i}$
+# over its elements, `totals[i]`. Return both values for the whole row, as an array of two. For example, the parts (1, 3,
+# 2) and (5, 4) have the maxima 3 and 5 and the sums 1.503 and 1.368; the row has 5 and 1.571.
 #
-# This one is plain Python on the host. A part may be empty: then it has the largest element `-inf` and the sum 0. If
-# all parts are, so is the row.
+# This one is plain Python on the host. A part may be empty: then its maximum is `-inf` and its sum 0. At least
+# one part is not empty.
 
 
 # %%
@@ -40,8 +41,8 @@ check("join_parts", join_parts)
 #
 # $$\text{out}_r = \log \sum_c e^{x_{r,c}}$$
 #
-# It is the loss of a language model, up to a subtraction. The numbers go up to 120, where $e^x$ is beyond float32.
-# Write `logsumexp(x, out)` from the decorator down, with one thread a row, for blocks of 64.
+# Up to a subtraction, this is the loss of a language model. The elements go up to 120, where $e^x$ is beyond float32.
+# Write `logsumexp(x, out)` from the decorator down, with one thread per row, for blocks of 64.
 
 # %%
 logsumexp = None  # write the kernel

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 19 · Scan: exercises
 #
-# Five exercises: private bins for another key, a sum that begins anew, a bug on the way down a tree, a prediction, and
-# from a blank page a compaction. `hint("count_bits")` gives a hint, and a second call a better one.
+# Four exercises: a sum that starts over, a bug on the way down a tree, a prediction, and a compaction from a blank
+# page. `hint("sums_since")` gives a hint, and a second call a better one.
 
 # %%
 import numpy as np
@@ -11,12 +11,14 @@ from numba import int32
 from labkit import check, cuda, hint
 
 # %% [markdown]
-# ## 1 · A sum that begins anew
+# ## 1 · A sum that starts over
 #
-# One block of 128 threads computes running sums of up to 128 int32 numbers, inclusive ones, and `heads` (int32) says
-# where a sum begins anew: `out[i]` is the sum from the last place j ≤ i with `heads[j] == 1` up to i. If there is none,
-# it is the sum from the beginning. This is called a *segmented scan*. Seven steps in the manner of Hillis and Steele
-# are enough. The sum of an element no longer grows once a head is in it.
+# One block of 128 threads computes the inclusive running sums of up to 128 int32 elements, but `heads` (int32) says where
+# a sum starts over: `out[i]` runs from the last head at or before i, that is, the last j ≤ i with `heads[j] == 1`, up to
+# i. If there is none, it runs from the beginning. This is called a *segmented scan*. For example, `x = [1, 2, 3, 4]` with
+# `heads = [0, 0, 1, 0]` gives `[1, 3, 3, 7]`.
+#
+# Seven steps of Hillis and Steele are enough. The sum of an element stops growing once a head is in it.
 
 
 # %%
@@ -49,8 +51,8 @@ check("sums_since", sums_since)
 # %% [markdown]
 # ## 2 · Find the bug: the way down
 #
-# An exclusive scan of each row by Blelloch's algorithm: `x` and `out` are (R, 128) int32, and a block of 64 threads
-# takes a row. The kernel is wrong now and then, on some GPUs.
+# This kernel scans each row exclusively by Blelloch's algorithm: `x` and `out` are (R, 128) int32, and a block of 64
+# threads works on a row. On some GPUs it is wrong now and then.
 
 
 # %%
@@ -115,30 +117,27 @@ def tree_scan(x, out):
 check("tree_scan", tree_scan)
 
 # %% [markdown]
-# ## 3 · Predict: work, atomics, bytes
+# ## 3 · Predict: additions, bytes, rounds
 #
 # On paper:
 #
-# - `hillis_additions`: a block scans 512 elements in the manner of Hillis and Steele. How many additions does it make?
-# - `blelloch_additions`: and by Blelloch's tree, up and down together?
-# - `global_atomics`: 40 blocks count 1,000,000 random bytes in 256 private bins each. How many atomics on global memory
-#   are made at most?
-# - `look_back_mb`: how many MB (10⁶ bytes) does a single pass with look-back read and write, to scan 1,000,000 int32,
-#   without its tiles' states? And `reduce_first_mb`: how many does the scan that reduces first, without its totals?
-# - `rounds`: a warp looks back at 32 tiles at a time. The nearest tile with a known sum is 70 tiles before its own, and
-#   of all tiles between the totals are known. How many times does the warp look?
+# - `hillis_additions`: a block scans 512 elements as Hillis and Steele do. How many additions does it make?
+# - `blelloch_additions`: and with Blelloch's tree, up and down together?
+# - `look_back_mb`: how many MB (10⁶ bytes) does a single pass with look-back read and write to scan 1,000,000 int32,
+#   leaving aside the states of its tiles?
+# - `reduce_first_mb`: and the scan that reduces first, leaving aside its totals?
+# - `rounds`: a warp looks back at 32 tiles at a time. The nearest tile whose whole sum is known is 70 tiles before its
+#   own, and all tiles in between have published their totals. How many times does the warp look?
 
 # %%
 hillis_additions = None
 blelloch_additions = None
-global_atomics = None
 look_back_mb = None
 reduce_first_mb = None
 rounds = None
 ### BEGIN SOLUTION
 hillis_additions = 9 * 512 - 511  # in the step with distance d, 512 - d threads add: 1 + 2 + ... + 256 = 511 do not
 blelloch_additions = 2 * 511  # one for each inner node of the tree, twice
-global_atomics = 40 * 256  # one for each bin of each block
 look_back_mb = 8  # read once, write once
 reduce_first_mb = 12  # read twice, write once
 rounds = 3  # tiles 1 to 32 before it, 33 to 64, 65 to 96
@@ -146,15 +145,15 @@ rounds = 3  # tiles 1 to 32 before it, 33 to 64, 65 to 96
 
 # %%
 check("predict_scan", hillis_additions=hillis_additions, blelloch_additions=blelloch_additions,
-      global_atomics=global_atomics, look_back_mb=look_back_mb, reduce_first_mb=reduce_first_mb, rounds=rounds)
+      look_back_mb=look_back_mb, reduce_first_mb=reduce_first_mb, rounds=rounds)
 
 
 # %% [markdown]
-# ## 4 · From a blank page: what is positive, packed
+# ## 4 · From a blank page: pack the positive elements
 #
-# `x` has up to 128 int32 numbers, and one block of 128 threads runs. The positive ones go to the beginning of `out`, in
-# their order. `out` is as long as `x` and full of −1 when the kernel starts; what lies behind the packed numbers stays
-# so. Write `pack_positive(x, out)` from the decorator down.
+# `x` has up to 128 int32 elements, and one block of 128 threads runs. The positive elements go to the beginning of `out`
+# in their order. `out` is as long as `x` and full of −1 when the kernel starts; the rest of it keeps that value. For
+# example, `[5, -2, 0, 7]` becomes `[5, 7, -1, -1]`. Write `pack_positive(x, out)` from the decorator down.
 
 # %%
 pack_positive = None  # write the kernel

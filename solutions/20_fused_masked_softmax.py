@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 20 · Fused masked softmax: exercises
 #
-# Five exercises: another mask, a bug, two predictions, and the derivative of softmax from a blank page.
+# Five exercises: another mask, a bug, two predictions, and from a blank page the derivative of softmax.
 # `hint("left_padding")` gives a hint, and a second call a better one.
 
 # %%
@@ -14,12 +14,12 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Padding on the left
 #
-# When a model writes, the sequences of a batch must end together, so that the next token has the same place in all of
-# them. The padding then stands at the front: of sequence b, the keys from `size - lengths[b]` on are seen, and those
-# before are hidden. Hidden keys get the probability 0.
+# When a model writes, all sequences of a batch have to end in the same column, where the next token goes. So the padding
+# comes first: sequence b sees the keys from `size - lengths[b]` on, and those before are hidden and get the probability
+# 0. A row of five scores with the length 2, for example, has three zeros and then two probabilities.
 #
-# `scores` and `out` are (B, S, S). One thread takes one row, the query q of sequence b. What is missing are three
-# loops: the largest score that is seen, the sum of exponentials, and the quotients.
+# `scores` and `out` are (B, S, S), and each thread has one row, query q of sequence b. Write the three loops: the largest
+# score that is seen, the sum of exponentials, and the quotients.
 
 
 # %%
@@ -47,8 +47,8 @@ check("left_padding", left_padding)
 # %% [markdown]
 # ## 2 · Find the bug: NaN in the first rows
 #
-# A causal softmax, one thread a row. It is right for every matrix of random numbers that I tried. In a trained model
-# the first rows came out as NaN.
+# This is a causal softmax with one thread per row. It is right for every random matrix that I tried. In a trained model
+# its first rows came out as NaN.
 
 
 # %%
@@ -74,7 +74,7 @@ def largest_seen(scores, out):
     size = scores.shape[2]
     if q < size:
         largest = float32(-math.inf)
-        for k in range(q + 1):  # what is hidden has no say: next to it the others may vanish
+        for k in range(q + 1):  # without what is hidden, next to which the others may vanish
             largest = max(largest, scores[b, q, k])
         total = float32(0.0)
         for k in range(q + 1):
@@ -91,12 +91,12 @@ check("largest_seen", largest_seen)
 # %% [markdown]
 # ## 3 · Predict: what is loaded
 #
-# One matrix of 32 × 32 with a causal mask: row q sees q + 1 numbers. How many numbers do all threads together load in
-# the three fused kernels of the lesson? `single_read` loads pieces of four neighbours, a piece as soon as its first
-# number is seen.
+# In a matrix of 32 × 32 with a causal mask, row q sees q + 1 scores. How many scores do all threads together load in the
+# three fused kernels of the lesson? `single_read` loads groups of four neighbours, and only those whose first score is
+# seen.
 
 # %%
-three_read = None  # numbers loaded
+three_read = None  # scores loaded
 bounded = None
 single_read = None
 ### BEGIN SOLUTION
@@ -114,9 +114,9 @@ check("predict_masked_loads", three_read=three_read, bounded=bounded, single_rea
 # A multiprocessor of the H200 holds 2,048 threads, 32 blocks, 65,536 registers and 228 KB of shared memory. How many
 # blocks of 256 threads fit
 #
-# - `few`: with 32 registers a thread and no shared memory,
-# - `many`: with 64 registers a thread and no shared memory,
-# - `shared`: with 32 registers a thread and 33 KB of shared memory? (The system takes 1 KB for each block besides.)
+# - `few`: with 32 registers per thread and no shared memory,
+# - `many`: with 64 registers per thread and no shared memory,
+# - `shared`: with 32 registers per thread and 33 KB of shared memory, to which the system adds 1 KB for each block?
 
 # %%
 few = None
@@ -134,13 +134,13 @@ check("predict_blocks", few=few, many=many, shared=shared)
 # %% [markdown]
 # ## 5 · From a blank page: the way back
 #
-# When a model learns, it asks how the loss changes with each score. `p` holds the probabilities of a row, `g` the
-# derivative of the loss by each of them. Then
+# To train a model, one needs the derivative of the loss with respect to each score. `p` holds the probabilities of a row
+# and `g` the derivatives with respect to those. Then
 #
 # $$\text{out}_{r,c} = \text{scale} \cdot p_{r,c} \, \left(g_{r,c} - \sum_k p_{r,k} \, g_{r,k}\right)$$
 #
-# Write `softmax_backward(p, g, scale, out)` from the decorator down. One warp takes a row, in blocks of two warps; all
-# arrays are (R, C). Where the mask was, p is 0, and so is the result: the mask need not be known.
+# Write `softmax_backward(p, g, scale, out)` from the decorator down. All arrays are (R, C), a warp computes a row, and a
+# block has two warps. Where the mask was, p is 0, and so is the result: the kernel need not know the mask.
 
 # %%
 softmax_backward = None  # write the kernel

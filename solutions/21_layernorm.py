@@ -13,10 +13,10 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: digits and registers
 #
 # A row has a mean of 4,096 and a variance of about 1. The mean of its squares is about 4,096², and a float32 has 24
-# bits. How far apart are neighbouring float32 numbers there, in whole numbers? And with a mean of 16,384? (No cell is
-# needed for it: both squares are powers of two.)
+# bits. How far apart are neighbouring float32 values there? And with a mean of 16,384? Both squares are powers of two, so
+# paper is enough.
 #
-# Then a kernel with a warp for each row that keeps the row in registers, as in the lesson. For rows of 1,536, how many
+# Then take a kernel with a warp per row that keeps the row in registers, as in the lesson. For rows of 1,536, how many
 # registers does each lane need for its part of the row? And how many shuffles does a lane execute for a whole
 # LayerNorm, the mean and the variance?
 
@@ -42,7 +42,7 @@ check("predict_variance", near_4096=near_4096, near_16384=near_16384, registers=
 #
 # A LayerNorm with a block of 64 threads, two warps, for each row. Each warp adds up its part by shuffles, lane 0 stores
 # the result in `partial`, and after the barrier every thread adds the two. Both sums use the same two elements. The
-# results are right, at least here, and still the kernel is wrong.
+# results are right, at least here, and the kernel is wrong nevertheless.
 
 
 # %%
@@ -122,10 +122,10 @@ check("layernorm_two_sums", layernorm_two_sums)
 #
 # $$\text{out}_{r,c} = \frac{x_{r,c}}{\sqrt{\frac{1}{C} \sum_k x_{r,k}^2 + 10^{-5}}} \; w_c$$
 #
-# A block has 32 × 4 threads. Its four warps take a row each: `threadIdx.x` is the lane, `threadIdx.y` says which of
-# the four rows. A row may have any number of columns, so a lane takes the columns `lane`, `lane + 32`, and so on. Every
+# A block has 32 × 4 threads. Each of its four warps has one row: `threadIdx.x` is the lane, `threadIdx.y` says which of
+# the four rows. A row may have any number of columns, so a lane has the columns `lane`, `lane + 32`, and so on. Every
 # lane needs the sum of the whole row: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)` gives a lane the value of the
-# lane whose number differs in that bit. `cuda.rsqrt` is one over the root.
+# lane whose index differs in that bit. `cuda.rsqrt` is one over the root.
 
 # %%
 rmsnorm_warp = None  # write the kernel: def rmsnorm_warp(x, weight, out)
@@ -153,4 +153,4 @@ def rmsnorm_warp(x, weight, out):
 check("rmsnorm_warp", rmsnorm_warp)
 
 # %% [markdown]
-# Next: the exercises of **16 · Fusion and the transpose**.
+# Next: the exercises of **22 · The transpose**.

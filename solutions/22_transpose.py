@@ -1,12 +1,11 @@
 # %% [markdown]
 # # 22 · The transpose: exercises
 #
-# Three exercises: a prediction about banks, a bias and a GELU in one kernel, and from a blank page a residual and a
-# norm that read everything once. `hint("predict_banks")` gives a hint, and a second call a better one.
+# Two exercises: a prediction about the banks of a padded tile, and from a blank page a quarter turn of a picture,
+# coalesced on both sides and without bank conflicts. `hint("predict_banks")` gives a hint, and a second call a better
+# one.
 
 # %%
-import math
-
 from numba import float32
 
 from labkit import check, cuda, hint
@@ -14,9 +13,9 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: the banks of a padded tile
 #
-# The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. The rows of the tile are
-# `pitch` elements long, of which 32 hold data. Shared memory has 32 banks, and the element at place i lies in bank
-# i % 32. In how many steps does the warp get its column?
+# The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. Each row of the tile is
+# `pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. In how many
+# steps does the warp get its column?
 
 # %%
 pitch_32 = None  # steps, with rows of 32
@@ -34,3 +33,47 @@ pitch_47 = 1  # 15 L + 5: 15 and 32 have no common factor
 
 # %%
 check("predict_banks", pitch_32=pitch_32, pitch_33=pitch_33, pitch_34=pitch_34, pitch_40=pitch_40, pitch_47=pitch_47)
+
+# %% [markdown]
+# ## 2 · From a blank page: a quarter turn
+#
+# Turn a picture by 90 degrees, clockwise: its left column, read from the bottom up, becomes the first row. The picture
+# `a` has the shape (R, C), and `out` the shape (C, R):
+#
+# $$\text{out}_{c,\;R-1-r} = a_{r,c}$$
+#
+# For example,
+#
+# ```
+# a = 1 2 3    out = 4 1
+#     4 5 6          5 2
+#                    6 3
+# ```
+#
+# Write `quarter_turn(a, out)` from the decorator down. Blocks have 32 × 8 threads, and the grid has one block per tile
+# of 32 × 32 of `a`, its x along the columns. So a thread moves four elements. As in a transpose, warps should load along
+# the rows of `a` and store along the rows of `out`, and the tile should have no bank conflicts.
+
+# %%
+quarter_turn = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def quarter_turn(a, out):
+    tile = cuda.shared.array((32, 33), float32)  # 33: a column of the tile visits all banks
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    col0, row0 = cuda.blockIdx.x * 32, cuda.blockIdx.y * 32
+    for i in range(y, 32, 8):
+        if row0 + i < a.shape[0] and col0 + x < a.shape[1]:
+            tile[i, x] = a[row0 + i, col0 + x]
+    cuda.syncthreads()
+    for i in range(y, 32, 8):
+        if col0 + i < a.shape[1] and row0 + x < a.shape[0]:
+            out[col0 + i, a.shape[0] - 1 - (row0 + x)] = tile[x, i]
+
+
+### END SOLUTION
+
+# %%
+check("quarter_turn", quarter_turn)

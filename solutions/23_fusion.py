@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 23 · Fusion: exercises
 #
-# Three exercises: a prediction about banks, a bias and a GELU in one kernel, and from a blank page a residual and a
-# norm that read everything once. `hint("predict_banks")` gives a hint, and a second call a better one.
+# Three exercises: the bytes of a chain of small kernels, a bias and a GELU in one kernel, and from a blank page a
+# residual and a norm that read everything once. `hint("predict_fused")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -12,7 +12,48 @@ from numba import float32
 from labkit import check, cuda, hint
 
 # %% [markdown]
-# ## 1 · A bias and a GELU in one kernel
+# ## 1 · Predict: a chain of small kernels
+#
+# Three kernels run one after the other on arrays of n float32 elements, as in the first half of a feed-forward layer
+# whose input is added at its end:
+#
+# 1. `biased = x + bias`, where `bias` is so short that its bytes do not count
+# 2. `active = gelu(biased)`
+# 3. `out = active + residual`
+#
+# How many bytes per element of `out` does each of these programs move to and from memory?
+#
+# - `separate`: the three kernels
+# - `bias_gelu`: the first two fused into one kernel, then the third
+# - `one`: all three in one kernel
+# - `one_kept`: all three in one kernel, which also stores `active`, since another layer needs it
+#
+# And if the kernels run at the speed of memory:
+#
+# - `times_faster`: how many times as fast as `separate` is `one`? Two digits behind the point are enough.
+
+# %%
+separate = None
+bias_gelu = None
+one = None
+one_kept = None
+times_faster = None
+### BEGIN SOLUTION
+separate = 4 * (2 + 2 + 3)
+bias_gelu = 4 * (2 + 3)  # biased stays in a register
+one = 4 * 3  # x and the residual in, out out
+one_kept = 4 * 4
+times_faster = 28 / 12
+### END SOLUTION
+
+# %%
+check("predict_fused", separate=separate, bias_gelu=bias_gelu, one=one, one_kept=one_kept, times_faster=times_faster)
+
+# %% [markdown]
+# From seven arrays to three: no single kernel became faster. The next step is to compute even this last kernel in the
+# epilogue of the product that makes `x`. Then reading `x` disappears as well.
+#
+# ## 2 · A bias and a GELU in one kernel
 #
 # The end of the first half of a feed-forward layer, in one kernel. With $v = x_{r,c} + \text{bias}_c$:
 #
@@ -39,7 +80,7 @@ def bias_gelu(x, bias, out):
 check("bias_gelu", bias_gelu)
 
 # %% [markdown]
-# ## 2 · From a blank page: a residual and a norm
+# ## 3 · From a blank page: a residual and a norm
 #
 # `out = rmsnorm(x + residual)`, with the RMSNorm of lesson 21's exercises, its blocks of 32 × 4 threads and its epsilon
 # of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The sums stay in registers: `kept =

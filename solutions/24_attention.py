@@ -2,7 +2,7 @@
 # # 24 · Attention: exercises
 #
 # Five exercises: the values of one head, the scores of one query, a prediction about bytes and threads, scores by a
-# warp for each key, and from a blank page attention in which each query sees a window of keys.
+# warp per key, and from a blank page attention within a window of keys.
 # `hint("head_values")` gives a hint, and a second call a better one.
 
 # %%
@@ -15,9 +15,12 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · The values of one head
 #
-# `flat` is the memory of qkv, one number after another. Each token has a row: the queries of all heads, then the keys
-# of all heads, then the values of all heads. A head has as many numbers as `out` has columns. Copy the values of `head`
-# into `out`, a row for each token. Blocks are 32 × 8, with the grid's x along the columns.
+# `flat` is the memory of qkv, one element after another. Each token has a row: the queries of all heads, then the keys
+# of all heads, then the values of all heads. A head has as many elements as `out` has columns. Copy the values of `head`
+# into `out`, one row per token. Blocks are 32 × 8, with the grid's x along the columns.
+#
+# For example, with 2 heads of 2 elements a row has 12. The values of head 1 are elements 10 and 11 of token 0, then 22
+# and 23 of token 1, and so on.
 
 
 # %%
@@ -38,12 +41,12 @@ check("head_values", head_values)
 # %% [markdown]
 # ## 2 · The scores of one query
 #
-# One head: `queries` and `keys` have a row for each token. Compute the scores of query number `t` against all keys:
+# One head: `queries` and `keys` have one row per token. Compute the scores of query number `t` against all keys:
 #
 # $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
 #
-# under a causal mask. Query t sees the keys of its own token and of those before. The score of any other key becomes
-# `float32(-1e30)`, so far down that its exponential is 0. One thread takes one key.
+# under a causal mask. Query t sees the keys 0 to t. The score of any other key becomes
+# `float32(-1e30)`, so far down that its exponential is 0. Each thread has one key.
 
 
 # %%
@@ -63,10 +66,10 @@ def query_scores(queries, keys, t, out):
 check("query_scores", query_scores)
 
 # %% [markdown]
-# ## 3 · Predict: what attention asks for
+# ## 3 · Predict: flops, bytes and threads of attention
 #
 # 2,048 tokens, 16 heads of 96, float32, every query sees every key. A block of the three-pass kernel has 256 threads
-# and takes one query of one head. A MB has 1,000,000 bytes.
+# for one query of one head. A MB has 1,000,000 bytes.
 
 # %%
 gflop = None  # billions of flops of both products together
@@ -92,12 +95,12 @@ check("predict_attention", gflop=gflop, least_mb=least_mb, scores_mb=scores_mb, 
 
 
 # %% [markdown]
-# ## 4 · A warp for each key
+# ## 4 · A warp per key
 #
-# In the first pass each lane took a key of its own, and a request for 32 keys took 32 lines. Here a warp takes one key:
-# `query` has 64 numbers, `keys` a row of 64 for each key, and `out` gets the scores, `query . key / 8`. The launch has
-# 32 threads for each key, in blocks of 128. The result is right as it stands, but one lane does all the work. Let all
-# lanes work, with neighbours reading neighbouring numbers, and join their products with shuffles.
+# In the first pass of the lesson each lane had a different key, and a request touched 32 lines. Here a warp shares one
+# key: `query` has 64 elements, `keys` one row of 64 per key, and `out` gets the scores, `query . key / 8`. The launch has
+# 32 threads for each key, in blocks of 128. The result is right, but one lane does all the work. Let all lanes work, with
+# neighbours reading neighbouring elements, and join their products with shuffles.
 
 
 # %%
@@ -131,13 +134,13 @@ check("warp_scores", warp_scores)
 # %% [markdown]
 # ## 5 · From a blank page: a window of keys
 #
-# Some models let a query see only the last keys: its own and the `window - 1` before it. One head of 64 numbers:
+# Some models let a query see only the last keys: its own and the `window - 1` before it. One head of 64 elements:
 # `queries`, `keys`, `values` and `out` (N, 64), and `window`, at most 64.
 #
 # $$\text{out}_t = \sum_{j = t - window + 1}^{t} \text{softmax}_j\left(\frac{q_t \cdot k_j}{8}\right) v_j$$
 #
-# The first queries have fewer keys before them, and see those that there are. A block has 64 threads and takes one
-# query: `blockIdx.x` is t.
+# The first queries have fewer keys before them, and see those that there are. With a window of 3, query 1 sees the keys
+# 0 and 1, and query 10 sees 8, 9 and 10. A block has 64 threads and one query: `blockIdx.x` is t.
 #
 # Write `attend_window(queries, keys, values, window, out)` from the decorator down.
 

@@ -16,14 +16,14 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: shared memory and tiles
 #
 # 500 tokens, 12 heads of 64, float32. The three-pass kernel keeps a row of scores in shared memory. `whole_matrix` of
-# lesson 24 keeps a head's whole matrix. Flash attention takes 64 queries to a block, and keys in tiles of 64.
+# lesson 24 keeps a head's whole matrix. Flash attention has blocks of 64 queries and tiles of 64 keys.
 
 # %%
-row_bytes = None  # bytes of shared memory that a block of the three-pass kernel takes for its scores
-matrix_kb = None  # that a head's whole matrix of scores takes, in KB of 1,000 bytes
+row_bytes = None  # bytes of shared memory that a block of the three-pass kernel needs for its scores
+matrix_kb = None  # that a head's whole matrix of scores needs, in KB of 1,000 bytes
 blocks = None  # that flash attention launches
 tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, all together
-fewer = None  # how many times fewer keys and values flash attention asks for than one query to a block, without a mask
+fewer = None  # how many times fewer keys and values flash attention loads than one query per block, without a mask
 ### BEGIN SOLUTION
 row_bytes = 4 * 500
 matrix_kb = 4 * 500 * 500 / 1000
@@ -38,9 +38,9 @@ check("predict_rooms", row_bytes=row_bytes, matrix_kb=matrix_kb, blocks=blocks, 
 # %% [markdown]
 # ## 2 · Find the bug: corrected, but not all of it
 #
-# The end of attention, where the scores are there: a row of `out` is the average of all values, weighted by the softmax
-# of a row of scores. One thread takes one number of `out` and goes through the row once. It carries three things along,
-# `row_max`, `row_sum` and `acc`. For rows that begin with their largest score it is right. Otherwise it is not.
+# The end of attention, when the scores are there: a row of `out` is the average of all values, weighted by the softmax of
+# a row of scores. One thread computes one element of `out` and goes through the row once, with three variables,
+# `row_max`, `row_sum` and `acc`. For rows that begin with their largest score the result is right, otherwise not.
 
 
 # %%
@@ -83,12 +83,12 @@ check("weighted_values", weighted_values)
 #
 # ## 3 · Tiles above the diagonal
 #
-# A block has 32 threads, one for each of 32 queries of 8 numbers. The keys come in tiles of 32 through shared memory.
-# Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: those of its own
-# token and of the tokens before. The result is right as it stands. But every block goes through all tiles, and of half
-# of them no query in it sees any key.
+# A block has 32 threads, one for each of 32 queries of 8 elements. The keys come in tiles of 32 through shared memory.
+# Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: query t sees
+# the keys 0 to t. The result is right. But every block goes through all tiles, also through those from which none of its
+# queries sees a key. Skip these.
 #
-# Every thread of a block must come to both barriers in every round.
+# Every thread of a block must reach both barriers in every round.
 
 
 # %%
@@ -143,11 +143,11 @@ check("best_scores", best_scores)
 # %% [markdown]
 # ## 4 · From a blank page: attention by a warp
 #
-# One head of 64 numbers: `queries` (Q, 64), `keys` and `values` (N, 64), `out` (Q, 64). Every query sees every key.
+# One head of 64 elements: `queries` (Q, 64), `keys` and `values` (N, 64), `out` (Q, 64). Every query sees every key.
 #
 # $$\text{out}_q = \sum_j \text{softmax}_j\left(\frac{q \cdot k_j}{8}\right) v_j$$
 #
-# A block has 64 threads, two warps, and a warp takes one query. A lane has the columns `lane` and `lane + 32`: of the
+# A block has 64 threads, two warps, and each warp has one query. A lane has the columns `lane` and `lane + 32`: of the
 # query, which stays in registers, of each key, of each value, and of the result. The scores are not kept: the softmax
 # is corrected as it goes along.
 #

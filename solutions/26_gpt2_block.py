@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 26 · The GPT-2 block: exercises
 #
-# Where the weights lie, a block put together in the wrong order, a prediction about a wider block, and from a blank
-# page the first kernel of GPT-2, which takes its place in the model at once. `hint("block_offsets")` gives a hint, and
-# a second call a better one.
+# Four exercises: where each parameter begins, a block put together in the wrong order, a prediction about a wider
+# block, and from a blank page the first kernel of GPT-2, which goes straight into a model. `hint("block_offsets")` gives
+# a hint, and a second call a better one.
 
 # %%
 import math
@@ -19,7 +19,7 @@ from labkit.kernels.norm.layernorm import layernorm
 # %% [markdown]
 # ## 1 · Where each parameter begins
 #
-# A block's twelve parameters lie in one flat buffer, one after the other, in this order:
+# One flat buffer holds a block's twelve parameters, one after the other, in this order:
 #
 # | parameter | shape |
 # |---|---|
@@ -30,7 +30,7 @@ from labkit.kernels.norm.layernorm import layernorm
 # | mlp.c_fc.weight, mlp.c_fc.bias | (C, I), (I,) |
 # | mlp.c_proj.weight, mlp.c_proj.bias | (I, C), (C,) |
 #
-# C is `width`, I is `inner`. Return a list of 13 numbers: where each parameter begins, and last where the buffer ends.
+# C is `width`, I is `inner`. Return a list of 13 offsets: where each parameter begins, and last where the buffer ends.
 # For GPT-2 small the first are 0, 768, 1,536, and the last is 7,087,872. Do it for any width.
 
 
@@ -53,7 +53,7 @@ check("block_offsets", block_offsets)
 # ## 2 · Find the bug: the order of things
 #
 # The second half of GPT-2's block, as three launches: $\text{out} = x + \text{mlp}(\text{layernorm}(x))$. The launcher
-# below gives reasonable numbers. It could even be trained. It is not GPT-2.
+# below computes something plausible that could even be trained. It is not GPT-2.
 #
 # This is a function of the host, not a kernel: it allocates what it needs, and calls launchers of the course.
 # `fused_tiled(x, weights, bias, out, gelu=True)` is a linear layer with GELU behind it, `residual=r` adds `r` at the
@@ -90,9 +90,9 @@ check("mlp_half", mlp_half)
 #
 # GPT-2 medium is 1,024 wide, and 4,096 between the two layers of its MLP. Work out on paper:
 #
-# - `numbers`: how many numbers does the flat buffer of one of its blocks hold?
+# - `numbers`: how many elements does the flat buffer of one of its blocks hold?
 # - `token_flops`: how many flops do the four linear layers cost for one token? Count a multiplication and an addition
-#   for each number of the four matrices, and nothing for the biases.
+#   for each element of the four matrices, and nothing for the biases.
 # - `tokens_equal`: a GPU reads 300 GB/s and computes 30 TFLOP/s in float32. At how many tokens do the flops of the four
 #   matrices take as long as reading them? Count nothing else.
 #
@@ -117,20 +117,21 @@ wrong_steps = 6  # from the fifth on
 check("predict_wider", numbers=numbers, token_flops=token_flops, tokens_equal=tokens_equal, wrong_steps=wrong_steps)
 
 # %% [markdown]
-# The width does not occur in the third answer. It depends on the GPU alone, and on the bytes of a number.
+# The width does not occur in the third answer. It depends on the GPU alone, and on the bytes of an element.
 #
 # ## 4 · From a blank page: tokens become rows
 #
-# The first kernel of GPT-2. A token is a number, and row `ids[t]` of a table belongs to it. Where it stands in the text
-# matters, too, and so the row of its position is added:
+# The first kernel of GPT-2. A token is an index, `ids[t]`, into the rows of a table. Its position in the text matters,
+# too, and so the row of that position is added:
 #
 # $$\text{out}_{t,c} = \text{tokens}_{\text{ids}_t,\,c} + \text{positions}_{s + t,\,c}$$
 #
 # $s$ is how many tokens came before, in an earlier call. It is in device memory, as `start[0]`, so that a graph can be
 # replayed for the next token. `ids` and `start` hold int32, everything else float32.
 #
-# Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. A block of 128 threads for each
-# token; a row has any number of columns.
+# Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. There is a block of 128 threads per
+# token; a row has any number of columns. For example, with `ids = [7, 3]` and `start = [10]`, row 1 of `out` is row 3 of
+# `tokens` plus row 11 of `positions`.
 
 # %%
 embed_tokens = None  # write the kernel

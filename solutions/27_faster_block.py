@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 27 · A faster block: exercises
 #
-# A bias and a GELU in one kernel, which goes into the model at once, a prediction about what fusing saves, and from a
-# blank page a program that replays one graph for many inputs. `hint("bias_gelu_tanh")` gives a hint, and a second call
-# a better one.
+# Three exercises: a bias and a GELU in one kernel, which goes straight into the model, a prediction about what fusing
+# saves, and from a blank page a program that replays one graph for many inputs. `hint("bias_gelu_tanh")` gives a hint,
+# and a second call a better one.
 
 # %%
 import math
@@ -19,13 +19,13 @@ from labkit.kernels.linear.fused import fused_tiled
 # ## 1 · Bias and GELU, for GPT-2
 #
 # In lesson 23 you may have written a bias and a GELU in one kernel, in the exact form. GPT-2 was trained with the other
-# form. In the lesson's block it is part of a product's epilogue; as a kernel of its own it can be yours. With
+# form. In the lesson's block it is part of a product's epilogue; as a separate kernel it can be yours. With
 # $v = x_{r,c} + \text{bias}_c$:
 #
 # $$\text{out}_{r,c} = \frac{v}{2} \left(1 + \tanh\left(\sqrt{2/\pi}\,(v + 0.044715\,v^3)\right)\right)$$
 #
 # Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are there, in float32, and `math.tanh`
-# works in a kernel. Mind large numbers, if you write it with exponentials: `exp(90)` is infinite in float32, and
+# works in a kernel. Mind large values, if you write it with exponentials: `exp(90)` is infinite in float32, and
 # infinity over infinity is NaN.
 
 # %%
@@ -47,9 +47,8 @@ def bias_gelu_tanh(x, bias, out):
 check("bias_gelu_tanh", bias_gelu_tanh)
 
 # %% [markdown]
-# This one has a place in the model, between the two layers of the MLP. In the next cell a block runs with your kernel,
-# and each step is compared with NumPy in float64. `out may be x` there: the model calls it in place. Is yours right in
-# place?
+# This one goes into the model, between the two layers of the MLP. In the next cell a block runs with your kernel, and
+# each step is compared with NumPy in float64. There `out` may be `x`. Is your kernel right when it overwrites its input?
 
 # %%
 yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))
@@ -61,10 +60,10 @@ yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))
 # moves into the epilogue of the product before it, and so do both additions. Work out on paper, for 1,024 tokens:
 #
 # - `launches`: how many launches fewer is that?
-# - `gelu_bytes`: how many bytes does the kernel of its own for GELU move, which is now gone?
-# - `residual_bytes`: how many bytes fewer do the two additions move? The kernel of its own reads two matrices and
-#   writes one; think which of these the epilogue still has to touch.
-# - `buffer_bytes`: the article's code allocates eight arrays in each call: six with 768 columns, one with 2,304, one
+# - `gelu_bytes`: how many bytes did the separate kernel for GELU move?
+# - `residual_bytes`: how many bytes fewer do the two additions move? The separate kernel reads two matrices and writes
+#   one; think which of these the epilogue still has to touch.
+# - `buffer_bytes`: the design in CUDA C++ allocates eight arrays in each call: six with 768 columns, one with 2,304, one
 #   with 3,072, and a row for each token. How many bytes?
 #
 # And for a single token, fused:
@@ -102,7 +101,7 @@ check("predict_block", launches=launches, gelu_bytes=gelu_bytes, residual_bytes=
 # (N, S, I). Everything is on the device.
 #
 # Write `replay_layer(batches, weights, bias, out)`, a function of the host. It captures one graph, whose only launch is
-# `fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. It should be of use for inputs
+# `fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. It should also serve inputs
 # that do not exist yet when it is captured, so it must not hold all N launches.
 #
 # `graphs.capture(work)` calls `work(stream)` and returns the graph, and `graph.launch()` replays it.

@@ -17,12 +17,14 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · Predict: parts and their sums
 #
-# Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels. In the first part
-# `row_max` is 3, `row_sum` is 6, and `acc`, the sum of the weighted values in one column, is 12. In the second they are
-# 5, 2.5 and 10. Sums are relative to the maximum of their part. What is `row_sum` of both parts together, relative to
-# the larger maximum? And what is the result in that column?
+# Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels, and sums are relative
+# to the largest score of their part. For example, with `row_max` 1 and 2, and `row_sum` 4 and 3, both together have
+# `row_max` 2 and `row_sum` 4 / 2 + 3 = 5.
 #
-# Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
+# Here the first part has `row_max` 3, `row_sum` 6, and `acc`, the sum of the weighted values in one column, 12. The
+# second has 5, 2.5 and 10. What is `row_sum` of both together? And what is the result in that column?
+#
+# The kernels cut the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
 # least 8; the last one has the rest. A page has 16 tokens. How many parts does a sequence of 1,000 tokens have, and one
 # of 2,600?
 
@@ -44,15 +46,22 @@ check("predict_parts", row_sum=row_sum, result=result, parts_of_1000=parts_of_10
 # %% [markdown]
 # ## 2 · Attention over pages, a warp for each head
 #
-# The arguments are those of the engine's own kernels, in float32. `q` and `out` are (B, H, D): the query of the newest
-# token of each of B sequences, in H heads. `keys` and `values` are (pages, K, 16, D); query head h reads head
-# h // (H // K) of them. Sequence b has `lengths[b]` tokens, and its token j is in page `page_table[b, j // 16]`, at
-# place j % 16. A score is the dot product of query and key times `scale`; the weights are the softmax of the scores,
-# and the result is the sum of the weighted values. A sequence of length 0 is an empty place in the batch: write zeros.
-# After a sequence's last page the table may hold anything, and where there is no token, keys and values are NaN.
+# Attend with the newest token of each sequence to all of its tokens. The arrays are float32 and those of the engine's own
+# kernels:
 #
-# The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: each lane has the numbers lane, lane + 32
-# and so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
+# - `q` and `out` (B, H, D): the query of each of B sequences in H heads, and the result.
+# - `keys` and `values` (pages, K, 16, D). Query head h reads head h // (H // K) of them.
+# - `lengths` (B,): the tokens of each sequence. Its token j is in page `page_table[b, j // 16]`, at place `j % 16`.
+#
+# The scores are dot products times `scale`, their softmax gives the weights, and the result is the sum of the weighted
+# values. For a sequence of length 0 write zeros. Behind a sequence's last page the table may hold anything, and where
+# there is no token, keys and values are NaN.
+#
+# An example: with H = 4, K = 2 and `page_table[0]` = [5, 2], query head 3 of sequence 0 reads head 1, and token 20 is in
+# page 2 at place 4: its key is `keys[2, 1, 4]`.
+#
+# The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and so
+# on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
 
 
 # %%
@@ -100,11 +109,18 @@ yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 # %% [markdown]
 # ## 3 · Parts of a softmax, joined
 #
-# Attention was computed in parts. `parts` (R, P, D + 2) float32 has a record for each row and part: D numbers of `acc`,
-# the sum of the weighted values; then `row_max`, the part's largest score $m$; then `row_sum`, the sum of its weights
-# $e^{s - m}$. The values in `acc` have the same weights. Row r has `counts[r]` parts, and the records after them hold
-# NaN. If a row has no part, its result is zeros. Join the parts of each row, and write the quotient of `acc` and
-# `row_sum` of all its keys to `out` (R, D). The grid has a block of 32 threads for each row, and D is any number.
+# Attention was computed in parts, and row r has `counts[r]` of them. For each there is a record in `parts`
+# (R, P, D + 2) float32: first the D elements of `acc`, the sum of the weighted values, then `row_max`, the part's largest
+# score $m$, then `row_sum`, the sum of its weights $e^{s - m}$. The weights in `acc` are the same. Records behind the
+# last part hold NaN.
+#
+# Join the parts of each row, and write `acc` / `row_sum` of all its keys to `out` (R, D); zeros for a row without parts.
+#
+# An example with D = 1: the records [4, 0, 1] and [6, 0, 2] have the same `row_max`, so the result is (4 + 6) / (1 + 2).
+# If the second had a `row_max` of $\ln 2$ instead, the first would be halved, and the result would be
+# (2 + 6) / (0.5 + 2).
+#
+# The grid has a block of 32 threads for each row, and D may be any size.
 
 
 # %%
@@ -132,15 +148,18 @@ check("join_attention", join_attention)
 # %% [markdown]
 # ## 4 · From a blank page: attention split over blocks
 #
-# The arguments are those of exercise 2, with heads of 32 numbers; q is (B, H, 32). Each block now takes `share` pages
-# of one sequence, block p the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens. And a
-# block has all H // K query heads, at most 4, that read the same head of keys and values. It writes a record to `out`
-# (B, H, P, 34) for each of its query heads: 32 numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 3. A
-# block whose pages hold no token writes nothing.
+# The arguments are those of exercise 2, with heads of 32 elements, and an int `share`. A block now attends to `share`
+# pages of one sequence: block p to the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens.
+# And it has all H // K query heads, at most 4, that read the same head of keys and values.
 #
-# The grid is `(P, K, B)` with 32 threads a block, and `share` is an int.
+# For each of its query heads it writes a record to `out` (B, H, P, 34): 32 elements of `acc`, then `row_max`, then
+# `row_sum`, as in exercise 3. A block whose pages hold no token writes nothing.
 #
-# Write `attend_split(q, keys, values, page_table, lengths, scale, share, out)` from the decorator down.
+# An example: a sequence of 70 tokens has 5 pages. With `share` 2, block 0 has tokens 0 to 31, block 1 tokens 32 to 63,
+# block 2 tokens 64 to 69, and block 3, if there is one, has none.
+#
+# The grid is `(P, K, B)` with 32 threads a block. Write
+# `attend_split(q, keys, values, page_table, lengths, scale, share, out)` from the decorator down.
 
 # %%
 attend_split = None  # write the kernel

@@ -12,22 +12,22 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · A step under a token budget
 #
-# `running` has a number for each running sequence, the oldest first: its tokens that are not computed yet. That is 1
-# for a sequence that decodes and may be more for one in the middle of its prompt. `waiting` has the lengths of the
-# prompts that wait, the oldest first. Both are arrays of whole numbers and may be empty. Plan a step of at most
-# `budget` tokens:
+# Plan a step of at most `budget` tokens. `running` has, for each running sequence, how many of its tokens are not
+# computed yet: 1 if it decodes, more in the middle of a prompt. `waiting` has the lengths of the waiting prompts. In both
+# arrays the oldest comes first, and either may be empty.
 #
-# - First the running sequences, in their order. Each gets its tokens, as far as the budget allows. (There are pages for
-#   them.)
-# - Then the waiting prompts, in their order, as long as the budget has tokens left. A prompt that is admitted gets its
-#   tokens, as far as the budget allows, takes one of `seats` free seats, and takes pages of 16 tokens for its *whole*
-#   prompt from the `free` pages.
-# - A prompt is admitted only if there is a seat, and if the free pages are enough for its pages and for one more page
-#   for each sequence that runs by then, those admitted before it in this step included. If it cannot be admitted,
-#   those behind it are not admitted either.
+# - Running sequences come first, in their order. Each gets its tokens, as far as the budget allows.
+# - Then waiting prompts are admitted, in their order, as long as tokens are left. An admitted prompt gets its tokens, as
+#   far as the budget allows, one of `seats` free seats, and pages of 16 tokens for its *whole* prompt.
+# - For that, the `free` pages must be enough for its pages and for one more for each sequence that runs by then, those
+#   admitted in this step included. Once a prompt cannot be admitted, those behind it are not admitted either.
 #
-# Return an array with the tokens of each in this step, first for all of `running`, then for all of `waiting`; 0 for
-# those that are not in it.
+# Return an array with the tokens of each in this step, for all of `running`, then for all of `waiting`; 0 for those that
+# are not in it.
+#
+# An example: `running` [1, 1], `waiting` [6, 20, 4], budget 10, 8 seats and 9 free pages give `[1, 1, 6, 2, 0]`. The
+# first prompt needs 1 page and 2 for those that run. The second needs 2 and 3, and 8 are left; it gets the last 2
+# tokens.
 
 
 # %%
@@ -60,12 +60,17 @@ check("plan_step", plan_step)
 # %% [markdown]
 # ## 2 · Predict: a preemption
 #
-# The memory has 6 pages of 4 tokens, a step computes at most 8 tokens, and there is no prefix cache. Two requests
-# arrive at once: a has a prompt of 7 tokens and writes 8, b has a prompt of 5 and writes 6. Both are admitted in step
-# 0, in which a gets its whole prompt and b what is left of the budget. The step that computes the last token of a
-# prompt samples the first token of the output; each sampled token is computed in a later step, except the last one,
-# which is never computed. A sequence takes a page when its first token in that page is computed. If no page is free,
-# the younger one gives its own back and waits until there are pages for all of its tokens.
+# The memory has 6 pages of 4 tokens, a step computes at most 8 tokens, and there is no prefix cache. Request a has a
+# prompt of 7 tokens and writes 8; b has a prompt of 5 and writes 6. Both are admitted in step 0:
+#
+# | step | a | b | tokens computed of a, b | pages |
+# |---|---|---|---|---|
+# | 0 | its prompt, 7 | what is left of the budget, 1 | 7, 1 | 2 + 1 |
+# | 1 | 1 | the rest of its prompt, 4 | 8, 5 | 2 + 2 |
+#
+# The step that computes the last token of a prompt samples the first one of the output. Each sampled token is computed in
+# a later step, except the last one, which is never computed. If no page is free, the younger sequence gives back its own
+# and waits until there are pages for all of its tokens.
 #
 # How many pages are held in step 2? Which is the step in which b is preempted, and which runs without it? How many
 # tokens are computed a second time? How many steps are there in all, and how many with a memory of 100 pages? Steps
@@ -91,12 +96,17 @@ check("predict_preemption", held=held, gone=gone, again=again, steps=steps, step
 # %% [markdown]
 # ## 3 · From a blank page: what the prefix cache finds
 #
-# Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens; what stands
+# Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens, and what comes
 # behind them in the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its
-# *full* pages are in the cache for the prompts after it, and they stay there. A prompt finds its pages from the first
-# one on, up to the first that is not in the cache. A page counts as found only if all tokens up to its end are the
-# same, not only its own. The prompt's last token is never found, since the next token is sampled from its logits: a
-# page that ends with it has to be computed.
+# *full* pages stay in the cache for the prompts after it.
+#
+# A prompt finds its pages from the first one on, up to the first that is not in the cache. A page counts as found only if
+# *all* tokens up to its end are the same, not only its own. And a page that ends with the prompt's last token is never
+# found: that token has to be computed, since the next one is sampled from its logits.
+#
+# An example with pages of 2 and the prompts [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 9] and [9, 9, 3, 4, 5]: found are
+# `[0, 2, 2, 0]` tokens. The second prompt may not find its last page, and the fourth not its second, which begins
+# differently.
 #
 # Write `found_tokens(prompts, lengths, page)`. It returns an array with the number of tokens found for each prompt.
 

@@ -15,15 +15,15 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: seven tokens
 #
 # The weights of seven tokens, in the order of the vocabulary, are 10, 20, 1, 40, 3, 25 and 1. They are the exponentials
-# of the logits at temperature 1, scaled so that their sum is 100. Tokens are numbered from 0.
+# of the logits at temperature 1, scaled so that their sum is 100. Tokens count from 0.
 #
-# `top_p` = 0.8 keeps the tokens that weigh at least as much as a threshold. What is the largest threshold with which
-# they still reach 80? How many passes over the row does the search take, bit by bit, if it begins with the highest bit
-# of the largest weight? The weights that are kept are then laid end to end, in the order of the vocabulary, and the
-# random number is one of 0 to their sum less 1. Which token belongs to the number 5, and which to 60?
-#
-# How many tokens does `top_p` = 0.8 keep at temperature 0.5, by which each logit is divided? And how many do `min_p` =
-# 0.3 and `top_p` = 0.75 keep together, at temperature 1? `min_p` comes first, and `top_p` is a part of what it leaves.
+# - `top_p` = 0.8 keeps the tokens that weigh at least as much as a threshold. What is the largest threshold with which
+#   they still reach 80? For 0.4 it would be 40: token 3 alone. How many passes over the row does the search make, bit
+#   by bit, if it begins with the highest bit of the largest weight?
+# - The kept weights are then laid end to end, in the order of the vocabulary, and a random number below their sum is
+#   drawn. Which token belongs to the number 5, and which to 60?
+# - How many tokens does `top_p` = 0.8 keep at temperature 0.5, by which each logit is divided? And how many do `min_p` =
+#   0.3 and `top_p` = 0.75 keep together, at temperature 1? `min_p` comes first, and `top_p` is a part of what it leaves.
 
 # %%
 threshold = None
@@ -49,14 +49,17 @@ check("predict_sampling", threshold=threshold, passes=passes, token_5=token_5, t
 # %% [markdown]
 # ## 2 · Top-p without a sort
 #
-# `weights` (R, V) int32 are the weights of the tokens of each row, whole numbers from 0 to 2³¹ − 1, and `need` (R,)
-# int64 is the mass that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their
-# weight is at least a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to
-# `thresholds` (R,) int32. The sum of a row may be far above 2³¹.
+# `weights` (R, V) int32 are the weights of the tokens of each row, from 0 to 2³¹ − 1. `need` (R,) int64 is the mass
+# that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their weight is at
+# least a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to `thresholds`
+# (R,) int32. The sum of a row may be far above 2³¹.
+#
+# An example: of the weights 5, 9, 2 and 9, with a need of 20, the threshold is 5. With 6 or more only the nines are kept,
+# and 18 is too little; with 5 it is 23.
 #
 # The grid has a block of one warp for each row. Search bit by bit, from the highest on: a bit stays in the threshold if
-# the tokens that weigh at least as much still reach `need`. Each bit takes one pass over the row, in which a lane adds
-# up every 32nd weight, and shuffles that give every lane the sum.
+# the tokens that weigh at least as much still reach `need`. Each bit needs one pass over the row, in which a lane adds up
+# every 32nd weight, and shuffles that give every lane the sum.
 
 
 # %%
@@ -87,11 +90,12 @@ check("top_p_threshold", top_p_threshold)
 # %% [markdown]
 # ## 3 · Sampling with whole numbers
 #
-# `weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0.
-# `at` (R,) int64 is a random number for each row, from 0 to the sum of its weights less 1. Laid end to end, the weights
-# of a row are intervals, and the token is the one whose interval contains `at[row]`. With weights 3, 0 and 2, the
-# numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2. Write it to `tokens` (R,) int32. The sum of a row may be
-# far above 2³¹.
+# `weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0. `at` (R,)
+# int64 is a random number for each row, at least 0 and below the sum of its weights. Laid end to end, the weights of a
+# row are intervals, and the token is the one whose interval contains `at[row]`. Write it to `tokens` (R,) int32. The
+# sum of a row may be far above 2³¹.
+#
+# An example: with weights 3, 0 and 2, the numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2.
 #
 # The grid has a block of one warp for each row. The warp goes through the row in chunks of 32 tokens. In each chunk a
 # lane needs the sum of all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of
@@ -124,19 +128,25 @@ check("draw_tokens", draw_tokens)
 # %% [markdown]
 # ## 4 · From a blank page: Philox
 #
-# Philox4x32-10 makes four random words of 32 bits from a counter of four words (a, b, c, d) and a key of two words. In
-# each of ten rounds two products of 64 bits are computed,
+# Philox4x32-10 makes four random words of 32 bits from a counter of four words (a, b, c, d) and a key of two. Each of ten
+# rounds begins with two products of 64 bits:
 #
-# `first = 0xD2511F53 * a` and `second = 0xCD9E8D57 * c`,
+# `first = 0xD2511F53 * a` and `second = 0xCD9E8D57 * c`
 #
-# and the four words become, in this order: the upper half of `second` ^ b ^ the first word of the key, the lower half
-# of `second`, the upper half of `first` ^ d ^ the second word of the key, and the lower half of `first`. (`^` is XOR,
-# and b and d are the old ones.) After each round, 0x9E3779B9 is added to the key's first word and 0xBB67AE85 to its
-# second, both modulo 2³². The four words after the tenth round are the result.
+# The new a, b, c and d are, in this order:
 #
-# `counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32; row i of `out` is the result for row i of the other two.
-# The launch has 64 threads a block, and a thread computes one row. Keep everything in variables. In a kernel,
-# `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower one.
+# 1. the upper half of `second` ^ b ^ the first word of the key
+# 2. the lower half of `second`
+# 3. the upper half of `first` ^ d ^ the second word of the key
+# 4. the lower half of `first`
+#
+# `^` is XOR, and b and d are the old ones. After each round, 0x9E3779B9 is added to the key's first word and 0xBB67AE85
+# to its second, both modulo 2³². The four words after the tenth round are the result. With counter and key 0 it is
+# 0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8.
+#
+# `counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32, and a thread computes one row; blocks have 64 threads.
+# Keep everything in variables. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower
+# one.
 #
 # Write `philox_words(counters, keys, out)` from the decorator down.
 

@@ -14,13 +14,14 @@ from labkit import check, hint
 # ## 1 · Predict: queues
 #
 # A server gets 40 requests a second. A request stays for 1,500 ms on average, from its arrival to its last token; for
-# 300 ms of them it waits in the queue, and then it runs. A step takes 2 ms, and every running request gets a token in
-# each step. How many requests are inside on average, how many of them are queued, and how many tokens a second does
-# the server write?
+# 300 ms of them it waits in the queue, and then it runs. A step lasts 2 ms, and every running request gets a token in
+# each step. How many requests are inside on average, how many of them are queued, and how many tokens does the server
+# write in a second?
 #
 # Another server handles one request at a time, in 10 ms on average. Both the times between arrivals and the service
-# times are exponentially distributed. How many milliseconds does a request stay on average, waiting and service
-# together, with 75 arrivals a second? With 95? And with 75 again, if the server becomes 20% faster and needs 8 ms?
+# times are exponentially distributed. At 50 arrivals a second, for example, the load is 0.5 and a request stays for 20
+# ms. How many milliseconds does it stay on average, waiting and service together, with 75 arrivals a second? With 95?
+# And with 75 again, if the server becomes 20% faster and needs 8 ms?
 
 # %%
 inside = None  # requests
@@ -46,19 +47,21 @@ check("predict_waiting", inside=inside, queued=queued, tokens_per_second=tokens_
 # %% [markdown]
 # ## 2 · A limit on the time between tokens
 #
-# A reader sees a pause if a step takes too long, and what makes a step long is the prompts in it. So do not fix the
-# number of tokens of a step. Compute before each step how many tokens of prompts fit into its *time*.
+# What makes a step long, and a reader wait, is the prompts in it. So compute before each step how many tokens of prompts
+# fit into a *time*. A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds.
 #
-# A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds, all whole numbers. *Rows* are the tokens that
-# are computed. *Read* are the tokens whose keys and values are read: for a running sequence all of its tokens, for a
-# chunk of a prompt all that was computed of it before, and the chunk itself. A prompt without a token in the step
-# costs nothing.
+# - *Rows* are the tokens that are computed: one for each running sequence, and those of the chunks of prompts.
+# - *Read* are the tokens whose keys and values are read: all tokens of each running sequence, `contexts`, and for a chunk
+#   all that was computed of its prompt before, and the chunk itself. A prompt without a token in the step costs nothing.
 #
-# `contexts` has the number of tokens of each running sequence; each of them has one row in the step. `done` and `left`
-# say for each prompt how many of its tokens are computed and how many are not. Prompts are served in their order. Each
-# gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one that does not get
-# all of its tokens, the others get none. Return an array with the size of each chunk. Running sequences are never left
-# out, even if the step takes too long with them alone.
+# `done` and `left` say for each prompt how many of its tokens are computed and how many are not. Prompts are served in
+# their order, and each gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one
+# that does not get all of its tokens, the others get none. Running sequences are never left out, even if the step takes
+# too long with them alone. Return an array with the size of each chunk; all values are whole numbers.
+#
+# An example: `contexts` [100, 200], `done` [0, 50], `left` [40, 500], `step` 1,000, `row` 10, `cached` 1 and a `limit` of
+# 1,800. The first prompt gets all of its 40 tokens. Then there are 42 rows and 340 tokens read, the second prompt would
+# read 50 more, and of its own it gets 90: max(1000, 132 · 10) + 480 = 1,800. Result: `[40, 90]`.
 
 
 # %%
@@ -162,20 +165,22 @@ check("shown_after", shown_after)
 # ## 4 · From a blank page: who is next?
 #
 # Write a policy. Each time that the scheduler can admit a request, it calls `choose_next(prompts, waited)`: two NumPy
-# arrays with an element for each waiting request, in the order of their arrival, with the number of tokens of its
-# prompt and the milliseconds that it has waited so far. Return the number of the request that is admitted next, an
-# integer from 0 on. At least one request waits.
+# arrays with an element for each waiting request, in the order of their arrival, with the tokens of its prompt and the
+# milliseconds that it has waited so far. Return the place of the request that is admitted next, from 0 on. At least one
+# request waits.
 #
-# The policy runs in the simulator, on several traces of 150 requests and more: most prompts have 20 to 200 tokens, one
-# in seven has 2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of
-# prompts take 4 ms, and FIFO keeps requests waiting for 50 to 150 ms. On such traces
+# An example: with `prompts` [900, 30, 60] and `waited` [80, 20, 5], first come, first served returns 0, and the shortest
+# prompt first returns 1.
+#
+# The policy runs in a simulator, on traces of 150 requests and more: most prompts have 20 to 200 tokens, one in seven has
+# 2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of prompts need 4 ms,
+# and FIFO keeps requests waiting for 50 to 150 ms. On such traces
 #
 # - the *mean* time to the first token must be at most 85% of FIFO's, and
 # - *no* request may wait for its first token longer than 1.5 times the longest wait with FIFO.
 #
-# There are also traces on which no policy can be better than FIFO, because all prompts are equally long or hardly any
-# request waits. There the mean must not be worse. No policy changes how many requests the server can serve in all: the
-# same tokens have to be computed in any order.
+# Where all prompts are equally long, or next to no request waits, no policy can be better than FIFO. There the mean must
+# not be worse.
 
 # %%
 choose_next = None  # write the function
@@ -192,4 +197,4 @@ def choose_next(prompts, waited):
 check("choose_next", choose_next)
 
 # %% [markdown]
-# Your policy in the lesson's simulator: `partial(ChoosingScheduler, choose=choose_next)` in place of the scheduler.
+# Your policy in the lesson's simulator: pass `partial(ChoosingScheduler, choose=choose_next)` as the scheduler.

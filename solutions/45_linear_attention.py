@@ -14,13 +14,14 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: a state and a cache
 #
-# A head has 64 numbers. How many numbers does linear attention keep for it, S and z together, and how many does a cache
-# of keys and values have after 1,000 tokens? What is the smallest number of tokens with which the cache is the larger
-# of the two?
+# A head has 64 elements. How many elements does linear attention keep for it, S and z together, and how many does a cache
+# of keys and values have after 1,000 tokens? What is the smallest number of tokens with which the cache is the larger of
+# the two?
 #
 # A causal softmax attention weighs n(n + 1) / 2 pairs, with 2 × 64 flops for each score and as many for each weighted
-# value. Linear attention with a running state spends 2 × 64² flops a token on adding to S and as many on reading from
-# it. At how many tokens do both take the same number of flops? (Leave out the exponentials, z and the divisions.)
+# value. For 2 tokens that is 3 pairs and 768 flops. For each token, linear attention with a running state spends
+# 2 × 64² flops on adding to S and as many on reading from it. At how many tokens do both need the same number of flops?
+# Leave out the exponentials, z and the divisions.
 
 # %%
 state_numbers = None
@@ -47,8 +48,11 @@ check("predict_state", state_numbers=state_numbers, cache_numbers=cache_numbers,
 #
 # $$S_{r,c} + \varphi(k_r)\, v_c \qquad z_c + \varphi(k_c)$$
 #
-# φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. Blocks are 32 × 8 × 1, with the grid's x along the columns, y
-# along the rows and z along the heads. All arrays are float32.
+# φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. An example with D = 1: a key of 1 has φ = 2, so with a value
+# of 3 S grows by 6, and z by 2.
+#
+# Blocks are 32 × 8 × 1, with the grid's x along the columns, y along the rows and z along the heads. All arrays are
+# float32.
 
 
 # %%
@@ -81,8 +85,10 @@ check("add_token", add_token)
 #
 # $$\text{out}_c = \frac{\sum_r \varphi(q_r)\, S_{r,c}}{\sum_r \varphi(q_r)\, z_r}$$
 #
-# z is positive. The grid has a block for each head, of 32 threads; D may be more than 32, or less. Let neighbouring
-# threads read neighbouring numbers of the state.
+# z is positive. An example with D = 1: S = 6 and z = 2 give 3, whatever the query is.
+#
+# The grid has a block for each head, of 32 threads; D may be more than 32, or less. Let neighbouring threads read
+# neighbouring elements of the state.
 
 # %%
 read_state = None  # write the kernel

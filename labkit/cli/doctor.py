@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common.errors import UserError
 from labkit.cli.shared import consoles, say_next
 
 
@@ -12,7 +13,6 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ):
     """Say what this machine has, which device labkit uses and why, and how to mend what is wrong."""
-    from labkit._common.errors import UserError
     from labkit.course import next_step
     from labkit.course import registry as courses
     from labkit.device import doctor as physician

@@ -1,16 +1,19 @@
 """The commands for exercises: check, watch, hint, reset, progress and solution."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from labkit._common import paths
+from labkit._common.errors import UserError
 from labkit.cli.shared import Device, choose_device, complain, consoles, fail, learners_course, say, say_next
 
 Which = Annotated[
     str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. All when left out.")
 ]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")]
 
 
 def find_exercises(course, name: str | None):
@@ -48,7 +51,6 @@ def check(
     Exits with 0 if every exercise that it ran is passed, with 1 if one is not or there was nothing to run, and with 2
     if a notebook cannot be read.
     """
-    from labkit._common.errors import UserError
     from labkit.course import next_step
     from labkit.course.registry import CourseError
 
@@ -111,8 +113,6 @@ def show_players(console, players):
         console.print("There is nothing to play: no kernel failed whose threads can be watched.")
     elif len(written) == 1 and console.is_terminal:
         import webbrowser
-        from pathlib import Path
-
         webbrowser.open(Path(written[0]).resolve().as_uri())
 
 
@@ -200,7 +200,7 @@ def watch(which: Which = None, device: Device = None):
 
 
 def hint(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")],
+    name: Name,
     tier: Annotated[
         int | None, typer.Option("--tier", help="1, 2 or 3. Left out: the next one that you have not seen.")
     ] = None,
@@ -284,7 +284,7 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as J
 
 
 def solution(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")],
+    name: Name,
     give_up: Annotated[bool, typer.Option("--give-up", help="Show it before the exercise is passed.")] = False,
 ):
     """Show the answer to an exercise that you have passed."""

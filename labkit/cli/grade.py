@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common.errors import UserError
 from labkit.cli.shared import consoles
 
 
@@ -41,7 +42,6 @@ def grade(
     import time
 
     from labkit._common.cores import cores
-    from labkit._common.errors import UserError
     from labkit.course import registry as courses
     from labkit.course.grade import batch, feedback, sandbox
     from labkit.course.grade import similar as similarity

@@ -418,7 +418,9 @@ def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: lis
                "--ServerApp.log_level=WARN", "--LabApp.log_level=WARN"]
     if not browser:
         command.append("--no-browser")
-    process = subprocess.Popen([*command, *options])
+    # assets/jupyter has one setting: JupyterLab does not ask whether it may fetch news, and looks for no updates.
+    config = os.pathsep.join(filter(None, [os.environ.get("JUPYTER_CONFIG_PATH"), str(paths.ASSETS / "jupyter")]))
+    process = subprocess.Popen([*command, *options], env={**os.environ, "JUPYTER_CONFIG_PATH": config})
     try:
         if server := running_server(process):
             console.print(f"JupyterLab: [bold]{escape(address(server, url_path))}[/]", soft_wrap=True)

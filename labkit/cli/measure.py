@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common.errors import UserError
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 SERVE = "serve: with a load of your own, of any server that speaks OpenAI's API"
@@ -83,7 +84,6 @@ def bench(
         from labkit.measure.series import simt as measure_simt
 
         raise typer.Exit(measure_simt.main(consoles()[0]) or 0)
-    from labkit._common.errors import UserError
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES, hint
 

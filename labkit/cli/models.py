@@ -1,10 +1,13 @@
 """The commands for models: generate and compare."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from labkit._common.errors import UserError
+from labkit._common.files import read_text
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 
@@ -51,8 +54,6 @@ def generate(
 
     For example: labkit generate "What is a hacker?" --model tiny-llama
     """
-    from labkit._common.errors import UserError
-
     if (prompt is None) == (prompts is None):
         raise UserError("give one prompt, or a file of them with --prompts" if prompt is None else
                         "a prompt and --prompts exclude each other; write the prompt into the file")
@@ -96,9 +97,6 @@ def generate(
 
 def prompts_in(path: str) -> dict[str, str]:
     """The lines of a file that are not empty, by their names for messages."""
-    from labkit._common.errors import UserError
-    from labkit._common.files import read_text
-
     try:
         lines = read_text(path).removeprefix("\ufeff").splitlines()
     except FileNotFoundError:
@@ -238,10 +236,7 @@ def compare(
 
     For example: labkit compare tiny-llama "What is a hacker?" --dump build/dump
     """
-    from pathlib import Path
-
     from labkit import device as used
-    from labkit._common.errors import UserError
     from labkit.simt.errors import SettingError
 
     choose_device(device)

@@ -3,12 +3,19 @@
 import io
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from labkit._common import paths
+from labkit._common.errors import UserError
+from labkit._common.files import read_text, whole_file
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
+
+Model = Annotated[
+    str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the hub.")
+]
 
 
 def weights(
@@ -29,7 +36,6 @@ def weights(
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from labkit._common.errors import UserError
     from labkit.models import weights as registry
 
     console, notes = consoles()
@@ -65,9 +71,7 @@ def weights(
 def embed(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A text file in UTF-8, one text a line; - is the input.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the embeddings, as NumPy's .npy.")],
-    model: Annotated[
-        str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the hub.")
-    ] = "minilm",
+    model: Model = "minilm",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts of a batch.", min=1)] = 32,
     device: Device = None,
 ):
@@ -78,13 +82,9 @@ def embed(
     For example: labkit embed sentences.txt -o sentences.npy
     """
     choose_device(device)
-    from pathlib import Path
-
     import numpy as np
 
     from labkit import device as chosen_device
-    from labkit._common.errors import UserError
-    from labkit._common.files import whole_file
 
     console, notes = consoles()
     texts = lines_of(file)
@@ -110,9 +110,7 @@ def embed(
 def sts(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A score and two sentences on each line, separated by "
                                                              "tabs or commas, as the STS benchmark has them.")],
-    model: Annotated[
-        str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the hub.")
-    ] = "minilm",
+    model: Model = "minilm",
     device: Device = None,
 ):
     """Print Spearman's correlation between scores that people gave and the cosines of the embeddings.
@@ -122,8 +120,6 @@ def sts(
     For example: labkit sts sts-test.csv
     """
     choose_device(device)
-    from pathlib import Path
-
     from labkit.measure import sts as benchmark
 
     console, notes = consoles()
@@ -145,11 +141,6 @@ def embeddings_of(encoder, texts: list[str], notes, batch_size: int = 32):
 
 def lines_of(file: str) -> list[str]:
     """The lines of a file, or of the standard input for -."""
-    from pathlib import Path
-
-    from labkit._common.errors import UserError
-    from labkit._common.files import read_text
-
     try:
         text = sys.stdin.buffer.read().decode() if file == "-" else read_text(Path(file))
     except FileNotFoundError:
@@ -176,7 +167,8 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for another program.")] = False,
     device: Device = None,
 ):
-    """Find the passages of the course nearest in meaning: sections of lessons, and what is written above kernels.
+    """Find the passages of the course nearest in meaning and in words: sections of lessons, exercises, and what is
+    written above kernels. A term of the glossary is explained first.
 
     The encoder is MiniLM, made of this course's kernels; `labkit weights minilm` fetches its weights. Without them the
     search goes by words.
@@ -185,6 +177,7 @@ def search(
     """
     from rich.markup import escape
 
+    from labkit.course import glossary
     from labkit.course import registry as courses
     from labkit.course import search as passages
     from labkit.models import weights as model_weights
@@ -209,9 +202,12 @@ def search(
         print(json.dumps([{"score": round(hit.score, 4), "title": hit.passage.title,
                            "file": file_of(course, hit.passage), "line": hit.passage.line, "page": hit.passage.page,
                            "text": hit.passage.text} for hit in hits[:count]], indent=1))
+    for term in () if as_json else passages.definitions(glossary.load(course).terms, query)[:2]:
+        console.print(f"[bold]{escape(term.name)}[/]  {escape(term.means)}", soft_wrap=True)
     for hit in () if as_json else hits[:count]:
         passage = hit.passage
-        console.print(f"[bold]{hit.score:5.2f}  {escape(passage.title)}[/]", soft_wrap=True)
+        score = f"{hit.score:5.2f}" if hit.score else "words"  # not in the index: found by its words
+        console.print(f"[bold]{score}  {escape(passage.title)}[/]", soft_wrap=True)
         page = course.root / "build" / "site" / passage.page.partition("#")[0]
         link = f"  {paths.shown(page)}{passage.page[len(page.name):]}" if passage.page and page.is_file() else ""
         console.print(f"       {file_of(course, passage)}:{passage.line}{link}", style="cyan", markup=False,

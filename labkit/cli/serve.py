@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common.errors import UserError
 from labkit.cli.shared import Device, choose_device, consoles
 
 
@@ -70,8 +71,6 @@ def serve(
     For example: labkit serve --port 8080
     """
     import importlib.util
-
-    from labkit._common.errors import UserError
 
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not importlib.util.find_spec(name)]
     if missing:

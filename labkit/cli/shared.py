@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common.errors import UserError, refusal
 from labkit._common.paths import PACKAGE
 
 Device = Annotated[
@@ -36,8 +37,6 @@ def guarded(app) -> None:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        from labkit._common.errors import refusal
-
         sentence = refusal(error)
         if sentence is None:
             raise
@@ -96,8 +95,6 @@ def friendly(command):
 
     @functools.wraps(command)
     def wrapper(*args, **kwargs):
-        from labkit._common.errors import UserError
-
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = functools.partial(show_warning, warnings.showwarning)
@@ -167,7 +164,6 @@ def say_next(console, sentence: str) -> None:
 
 def choose_device(device: str | None):
     """Apply --device and return labkit.device, with an error in a sentence where the chosen device cannot be used."""
-    from labkit._common.errors import UserError
     from labkit.course.execution import DEVICES
 
     if device is not None:

@@ -37,7 +37,12 @@ def without_markers(source: str) -> str:
     if begins and not lines[begins[0]][:1].isspace():
         ends = [k for k, line in enumerate(lines) if END in line]
         lines = lines[begins[0] : ends[-1] + 1]
-    return "\n".join(line for line in lines if BEGIN not in line and END not in line).strip("\n")
+    return unmarked("\n".join(lines)).strip("\n")
+
+
+def unmarked(source: str) -> str:
+    """A cell without the lines of nbgrader's markers."""
+    return "\n".join(line for line in source.split("\n") if BEGIN not in line and END not in line)
 
 
 def checked_name(source: str) -> str | None:

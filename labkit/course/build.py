@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from labkit._common import recordings
-from labkit.course import colab, execution, prose, readme, workbooks
+from labkit.course import colab, execution, prose, readme, static_view, workbooks
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -70,6 +70,7 @@ def _code(notebook) -> list:
 
 
 def _write(notebook, course: Course, chapter: Chapter) -> None:
+    static_view.prepare(notebook, chapter, course.repository)
     colab.add_setup(notebook, course.repository)
     notebook.metadata["labkit"]["cells_sha256"] = cells_sha256(notebook)
     write_notebook(notebook, chapter.built)

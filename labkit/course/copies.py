@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit._common.files import locked, read_json, write_text
-from labkit.course import notebooks, progress, prose, workbooks
+from labkit.course import notebooks, progress, prose, static_view, workbooks
 from labkit.course.answer_cells import checked_name
 from labkit.course.notebooks import back_up, cell_digest, cells_sha256, edited, read_notebook, write_notebook
 from labkit.course.registry import Chapter, Course, CourseError, shown
@@ -55,7 +55,7 @@ def workbook(course: Course, chapter: Chapter) -> list[str]:
         learner_copy = read_notebook(path)
         if path.is_file() and (learner_copy is None or _is_of(learner_copy, workbooks.digest(course, chapter))):
             return []
-        backup, _ = _update(course, path, workbooks.to_notebook(course, chapter))
+        backup, _ = _update(course, path, workbooks.to_notebook(course, chapter, markers=False))
         return _updated(course, path, backup)
 
 
@@ -65,7 +65,7 @@ def learners(course: Course, chapter: Chapter):
     path = chapter.own_workbook
     if not path.is_file():
         if not edited(chapter.workbook):
-            return workbooks.to_notebook(course, chapter)
+            return workbooks.to_notebook(course, chapter, markers=False)
         path = chapter.workbook
     notebook = read_notebook(path)
     if notebook is None:
@@ -126,7 +126,7 @@ def _distribute(course: Course, path: Path, learner_copy, chapters: Iterable[Cha
     not_replaced = []
     for chapter in chapters:
         own = {entry.name for entry in course.exercises_of(chapter)}
-        not_replaced += _update(course, chapter.own_workbook, workbooks.to_notebook(course, chapter),
+        not_replaced += _update(course, chapter.own_workbook, workbooks.to_notebook(course, chapter, markers=False),
                                 [(learner_copy, _is_newer(path, chapter.own_workbook))],
                                 takes=lambda zone, shared, own=own: (shared or zone in own) and zone in only)[1]
     return not_replaced
@@ -184,10 +184,15 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _edited_lessons(course: Course, chapter: Chapter) -> list:
-    """notebooks/NN_topic.ipynb, under this name or an earlier one, where the learner has worked in it."""
-    return [(notebook, False) for path in sorted((course.root / "notebooks").glob("*.ipynb"))
-            if chapter in course.called(path.stem) and edited(path)
-            and (notebook := read_notebook(path)) is not None]
+    """notebooks/NN_topic.ipynb, under this name or an earlier one, where the learner has worked in it. The outputs that
+    the course ships with it are left out."""
+    found = []
+    for path in sorted((course.root / "notebooks").glob("*.ipynb")):
+        if chapter in course.called(path.stem) and edited(path) and (notebook := read_notebook(path)) is not None:
+            if not static_view.was_run_since(path):
+                notebooks.clear_outputs(notebook)
+            found.append((notebook, False))
+    return found
 
 
 # --- One copy ------------------------------------------------------------------------------------------------------

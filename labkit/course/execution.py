@@ -214,8 +214,9 @@ async def _execute(notebook, chapter: Chapter, manager, on_cell: Callable | None
 def _problem(chapter: Chapter, notebook, index: int, error: str) -> Problem:
     cell = notebook.cells[index]
     starts = cell_lines(prose.split(chapter.source_text())[0])
+    is_code = [each.cell_type == "code" for each in notebook.cells]
     offset = _line_in_cell(cell)
-    line = starts[index] + offset if offset and len(starts) == len(notebook.cells) else 0
+    line = starts[sum(is_code[:index])] + offset if offset and len(starts) == sum(is_code) else 0
     code = cell.source.splitlines()[offset - 1].strip() if 0 < offset <= len(cell.source.splitlines()) else ""
     return Problem(index + 1, line, code, error)
 

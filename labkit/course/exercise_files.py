@@ -227,20 +227,20 @@ def notebook_source(heading: str, files: Iterable[ExerciseFile]) -> str:
         if number > 1 and cells[-1][0] == "markdown":  # what stands after the exercise above
             text = f"{cells.pop()[1]}\n\n{text}"
         cells.append(("markdown", text))
-        cells += [("code", _in_notebooks(cell)) for cell in file.cells]
+        cells += [("code", in_notebooks(cell)) for cell in file.cells]
         cells.append(("code", file.call))
-        cells += _cells(file.after)
+        cells += cells_of(file.after)
     return _percent(cells)
 
 
-def _cells(text: str) -> list[tuple[str, str]]:
+def cells_of(text: str) -> list[tuple[str, str]]:
     """(kind, source) of each cell of a text that begins as Markdown."""
     parts = re.split(r"(?m)^# %%( \[markdown\])?\n", text)
     kinds = ["markdown", *("markdown" if marked else "code" for marked in parts[1::2])]
     return [(kind, part.strip("\n")) for kind, part in zip(kinds, parts[::2], strict=True) if part.strip()]
 
 
-def _in_notebooks(cell: str) -> str:
+def in_notebooks(cell: str) -> str:
     """A cell without `if __name__ == "__main__":`, under which stands what an import should not run."""
     above, guard, below = cell.partition(f"{ONLY_IN_NOTEBOOKS}\n")
     return above + textwrap.dedent(below) if guard else cell

@@ -1,12 +1,13 @@
 """What the numbers in prose are worked out from: the names that an expression may use.
 
     row("softmax", "naive", R=8192, C=8192)   a row of a ladder: .ms .us .graph_us .gbs .tflops .fraction .registers ...
+    row("matmul", "tiled", gpu=H100)          the same on another GPU; so rates_of, ncu and stall
     series.copies.h2d_pinned.gbs              a series, by attributes and indices
     series_of("index_types", GPU)             one that is recorded on another GPU
     ncu("matmul", "tiled")                    a profiled kernel: .dram_read .occupancy_percent ...
     stall("matmul", "tiled", "barrier")       how many of its warps waited for that
     report("L1/TEX Cache Throughput")         a line of the profiler's report on the tiled product
-    limits.bandwidth_gbs, machine.sms         of the machine
+    limits.bandwidth_gbs, machine.sms         of the machine; limits_of(H100), machine_of(H100) of another
     training, llama_training                  training.json of data/tiny-gpt2 and data/tiny-llama
     words(7.06)                               "seven"; words(0.5) "half"
     near(value, 2 / 3)                        whether it is within a tenth of that
@@ -26,6 +27,7 @@ from labkit.measure import ncu as counters
 
 TINY = paths.REPOSITORY / "data" / "tiny-gpt2"
 GPU = "NVIDIA H200"
+H100 = "NVIDIA H100 80GB HBM3"
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
           "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")
@@ -64,9 +66,9 @@ def _wrapped(value):
     return Record(value) if isinstance(value, Mapping | list) else value
 
 
-def row(op: str, name: str, **size: int) -> SimpleNamespace:
+def row(op: str, name: str, gpu: str = GPU, **size: int) -> SimpleNamespace:
     """Return a recorded row. `name`: with or without the operation's prefix; of a library, a prefix is enough."""
-    ladder = measure.recorded_ladder(op, size or None, gpu=GPU)
+    ladder = measure.recorded_ladder(op, size or None, gpu=gpu)
     if ladder is None:
         raise KeyError(f"{op} {size}")
     matches = [one for one in ladder.rows if one.name in (name, f"{op}_{name}")]
@@ -85,9 +87,9 @@ def series_of(name: str, gpu: str) -> Record:
     return Record(measure.recorded_series(name, gpu=gpu))
 
 
-def rates_of(op: str, names: tuple[str, ...]) -> dict[str, float]:
+def rates_of(op: str, names: tuple[str, ...], gpu: str = GPU) -> dict[str, float]:
     """name -> TFLOP/s."""
-    return {name: row(op, name).tflops for name in names}
+    return {name: row(op, name, gpu).tflops for name in names}
 
 
 def times_of(op: str, names: tuple[str, ...], prefix: str = "") -> dict[str, float]:
@@ -100,18 +102,28 @@ def profiled(op: str) -> list[dict]:
     return counters.recorded()["ops"][op]["rows"]
 
 
-def ncu(op: str, name: str) -> Record:
+def ncu(op: str, name: str, gpu: str = GPU) -> Record:
     """What Nsight Compute counted for a row's first kernel."""
-    rows = counters.recorded()["ops"][op]["rows"]
+    rows = counters.recorded(measure.slug(gpu))["ops"][op]["rows"]
     matches = [one for one in rows if one["name"] in (name, f"{op}_{name}") or one["name"].startswith(name)]
     if not matches:
         raise KeyError(f"ncu.{op}.{name}")
     return Record(matches[0])
 
 
-def stall(op: str, name: str, reason: str) -> float:
+def stall(op: str, name: str, reason: str, gpu: str = GPU) -> float:
     """How many warps of a scheduler waited for this when one of them issued an instruction; what ncu left out is 0."""
-    return ncu(op, name).stalls._value.get(reason, 0.0)
+    return ncu(op, name, gpu).stalls._value.get(reason, 0.0)
+
+
+def limits_of(gpu: str) -> Record:
+    """What was measured of a GPU of this name as its limits."""
+    return Record(measure.recorded(gpu=gpu)["limits"])
+
+
+def machine_of(gpu: str) -> Record:
+    """A GPU of this name and the software on it."""
+    return Record(measure.recorded(gpu=gpu)["machine"])
 
 
 def report(metric: str) -> float:
@@ -163,9 +175,9 @@ def _training(model: Path) -> Record:
 def namespace() -> dict:
     """Return every name that an expression may use."""
     data = measure.recorded(gpu=GPU)
-    functions = (row, series_of, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, file_mb,
-                 words, near, min, max, abs, all, sum, round, len, sorted)
+    functions = (row, series_of, limits_of, machine_of, rates_of, times_of, ncu, profiled, stall, report, block_bytes,
+                 mean_rate, file_mb, words, near, min, max, abs, all, sum, round, len, sorted)
     names = {function.__name__: function for function in functions}
-    return names | {"series": Record(data["series"]), "limits": Record(data["limits"]),
+    return names | {"H100": H100, "series": Record(data["series"]), "limits": Record(data["limits"]),
                     "machine": Record(data["machine"]), "training": _training(TINY),
                     "llama_training": _training(TINY.with_name("tiny-llama")), "__builtins__": {}}

@@ -2,6 +2,7 @@
 
     [[term]]
     name = "coalesced access"
+    lesson = "vector_add"                      the lesson, without its number, that explains the term
     variants = ["coalesced", "coalescing"]     other words for it in the lessons; a plural's s needs none
     since = "paged_attention"                  a word of everyday English: the lesson, without its number, from which
                                                on it has this meaning
@@ -12,23 +13,25 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 
 from labkit._common.errors import short
 from labkit._common.files import read_text
-from labkit.course.passages import anchor
+from labkit._common.markdown import anchor
 from labkit.course.registry import Chapter, Course, CourseError
 
 NAME = "glossary.toml"
-FIELDS = ("name", "means", "variants", "since")
+FIELDS = ("name", "means", "lesson", "variants", "since")
 
 
 @dataclass(frozen=True)
 class Term:
     name: str
     means: str
+    lesson: str
     variants: tuple[str, ...] = ()
     since: str = ""
 
@@ -48,7 +51,7 @@ class Use:
     chapter: Chapter
     section: str
     title: str  # of the section
-    introduced: bool  # the lesson emphasises it, as it does where it says what a word means
+    introduced: bool  # the lesson emphasises it, as it does where it says what a word means, or has it in a heading
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def load(course: Course) -> Glossary:
 
 
 def _term(entry: dict, where: str, positions: dict[str, int]) -> Term:
-    for key in ("name", "means"):
+    for key in ("name", "means", "lesson"):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             raise CourseError(f"{where}: {key!r} must be a text that is not empty")
     where = f"data/{NAME}, {entry['name']!r}"
@@ -103,10 +106,11 @@ def _term(entry: dict, where: str, positions: dict[str, int]) -> Term:
     variants, since = entry.get("variants", []), entry.get("since", "")
     if not isinstance(variants, list) or not all(isinstance(word, str) and word.strip() for word in variants):
         raise CourseError(f"{where}: 'variants' must be a list of texts, not {short(variants)}")
-    if since and since not in positions:
-        raise CourseError(f"{where}: 'since' is {short(since)}; it must be a lesson's name without its number, one of "
-                          f"{', '.join(positions)}")
-    return Term(entry["name"], entry["means"], tuple(variants), since)
+    for key, topic in (("lesson", entry["lesson"]), ("since", since)):
+        if topic and topic not in positions:
+            raise CourseError(f"{where}: {key!r} is {short(topic)}; it must be a lesson's name without its number, one "
+                              f"of {', '.join(positions)}")
+    return Term(entry["name"], entry["means"], entry["lesson"], tuple(variants), since)
 
 
 WORD = re.compile(r"[^\W_](?:[\w-]|'|’|&#39;|&#x27;)*")
@@ -118,10 +122,10 @@ def _stems(word: str) -> list[str]:
     return [word, *(word.removesuffix(end) for end in ("s", "es") if word.endswith(end))]
 
 
-def _pattern(word: str) -> str:
+def pattern(word: str) -> str:
     """A word in capitals is no other: SM is not sm. Elsewhere a capital may begin a sentence."""
-    pattern = re.escape(word).replace("'", "(?:'|’|&#39;|&#x27;)").replace(r"\ ", r"\s+")
-    return pattern if re.search(r"[A-Z]", word[1:]) else f"(?i:{pattern})"
+    text = re.escape(word).replace("'", "(?:'|’|&#39;|&#x27;)").replace(r"\ ", r"\s+")
+    return text if re.search(r"[A-Z]", word[1:]) else f"(?i:{text})"
 
 
 TAG = re.compile(r"""(<(?:[^<>"']|"[^"]*"|'[^']*')*>)""")
@@ -131,18 +135,24 @@ SKIPPED_TAGS = ("a", "code", "pre", "math", "svg", "script", "style", "button", 
 class Marker:
     """Goes through a lesson's prose from its beginning to its end, and links the first use of each term.
 
-    used: a term's name -> its Use.
+    used: a term's name -> its Use. headed: the same, of terms in the lesson's title or in a heading.
     """
 
     def __init__(self, glossary: Glossary, chapter: Chapter):
-        self.chapter, self.used = chapter, {}
+        self.chapter, self.used, self.headed = chapter, {}, {}
         self._section, self._title = "", chapter.title
         known = glossary.known_in(chapter)
         words = sorted(((word, term) for term in known for word in term.words), key=lambda pair: -len(pair[0]))
         self._beginning: dict[str, list[tuple[re.Pattern, Term]]] = {}  # by their first word; the longest first
         for word, term in words:
-            pattern = re.compile(rf"{_pattern(word)}(?:e?s)?(?![\w-])")
-            self._beginning.setdefault(_stems(WORD.match(word)[0])[0], []).append((pattern, term))
+            whole = re.compile(rf"{pattern(word)}(?:e?s)?(?![\w-])")
+            self._beginning.setdefault(_stems(WORD.match(word)[0])[0], []).append((whole, term))
+        self._head(chapter.title)
+
+    def explained(self, term: Term) -> Use | None:
+        """Where this lesson says what the term means, or uses it first; None where it does not use it."""
+        use, headed = self.used.get(term.name), self.headed.get(term.name)
+        return use if use and use.introduced else headed or use
 
     def mark(self, html: str) -> str:
         """Return the HTML with links on the first use of each term."""
@@ -154,7 +164,8 @@ class Marker:
                 if heading is not None:
                     heading.append(piece)
                 elif not skipped_depth:
-                    emphasised = index > 0 and pieces[index - 1 : index + 2 : 2] == ["<em>", "</em>"]
+                    emphasised = index > 0 and pieces[index - 1 : index + 2 : 2] in (["<em>", "</em>"],
+                                                                                      ["<strong>", "</strong>"])
                     pieces[index] = self._linked(piece, emphasised)
                 continue
             name = re.match(r"</?\s*([a-zA-Z0-9]*)", piece)[1].lower()
@@ -164,20 +175,32 @@ class Marker:
                 self._section, heading = section[1], []
             elif heading is not None and (piece.startswith("</h") or 'class="anchor"' in piece):
                 self._title, heading = "".join(heading), None
+                self._head(self._title)
         return "".join(pieces)
+
+    def _head(self, title: str) -> None:
+        for _, term in self._found(title):
+            self.headed.setdefault(term.name, Use(self.chapter, self._section, title, introduced=True))
 
     def _linked(self, text: str, emphasised: bool) -> str:
         """A piece of text without tags; emphasised: all of it."""
         output, end = [], 0
+        for match, term in self._found(text):
+            output += [text[end : match.start()], self._link(term, match[0], emphasised and match[0] == text)]
+            end = match.end()
+        return "".join([*output, text[end:]])
+
+    def _found(self, text: str) -> Iterator[tuple[re.Match, Term]]:
+        """The terms in a piece of text without tags, one after the other."""
+        end = 0
         for word in WORD.finditer(text):
             if word.start() < end or text[word.start() - 1 : word.start()] == "-":
                 continue
-            for pattern, term in (pair for stem in _stems(word[0]) for pair in self._beginning.get(stem, ())):
-                if match := pattern.match(text, word.start()):
-                    output += [text[end : match.start()], self._link(term, match[0], emphasised and match[0] == text)]
+            for whole, term in (pair for stem in _stems(word[0]) for pair in self._beginning.get(stem, ())):
+                if match := whole.match(text, word.start()):
+                    yield match, term
                     end = match.end()
                     break
-        return "".join([*output, text[end:]])
 
     def _link(self, term: Term, words: str, introduced: bool) -> str:
         earlier = self.used.get(term.name)

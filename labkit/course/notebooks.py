@@ -97,8 +97,9 @@ def label(notebook, source: str, digest: str) -> None:
 
 
 def cell_lines(source_text: str) -> list[int]:
-    """The line numbers (from 1) of the `# %%` markers: cell n of the notebook starts below the n-th."""
-    return [number for number, line in enumerate(source_text.splitlines(), 1) if re.match(r"# ?%%(\s|$)", line)]
+    """The line numbers (from 1) of the `# %%` markers of code: the notebook's n-th code cell starts below the n-th."""
+    return [number for number, line in enumerate(source_text.splitlines(), 1)
+            if re.match(r"# ?%%(\s|$)", line) and not re.search(r"\[(markdown|md|raw)\]", line)]
 
 
 def read_notebook(path: Path):
@@ -144,10 +145,7 @@ def write_notebook(notebook, path: Path) -> None:
 
 
 def scrub(notebook, root: Path) -> None:
-    """Take out of the outputs what belongs to this machine and this run: paths, addresses, execution counts.
-
-    A built notebook has no execution counts: they appear when a learner runs it (labkit.course.progress reads them).
-    """
+    """Take out of the outputs what belongs to this machine and this run: paths, addresses, execution counts."""
     prefixes = sorted({f"{root}{os.sep}", f"{sys.prefix}{os.sep}", f"{Path.home()}{os.sep}"}, key=len, reverse=True)
 
     def clean(text: str) -> str:
@@ -172,6 +170,12 @@ def scrub(notebook, root: Path) -> None:
             for mime, value in output.get("data", {}).items():
                 if isinstance(value, str) and (mime.startswith("text/") or mime == "image/svg+xml"):
                     output["data"][mime] = clean(value)
+
+
+def clear_outputs(notebook) -> None:
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell["outputs"], cell["execution_count"] = [], None
 
 
 def edited(path: Path) -> bool:

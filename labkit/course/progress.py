@@ -1,9 +1,10 @@
 """What a learner has done: lessons finished, exercises passed, hints seen. Kept in .labkit/progress.json.
 
 A lesson is finished once all code cells of the learner's copy, work/lessons/NN_topic.ipynb, have been run, without an
-error, and the copy was saved. So it is where somebody ran notebooks/NN_topic.ipynb itself: neither carries execution
-counts before. An exercise is passed once `check` has reported it. What was done once stays done: a copy that is made
-anew takes nothing away, and a lesson that was finished under an earlier number or name is finished.
+error, and the copy was saved: it has no execution counts before. So it is where somebody ran notebooks/NN_topic.ipynb
+itself, which labkit.course.static_view recognises. An exercise is passed once `check` has reported it. What was done
+once stays done: a copy that is made anew takes nothing away, and a lesson that was finished under an earlier number or
+name is finished.
 
 Several notebooks may report at once, so every change is made to what the file says then, under a lock. A file that
 cannot be read, or only in part, goes to .labkit/backups, and a warning says so.
@@ -20,6 +21,7 @@ from datetime import date
 from labkit._common import paths
 from labkit._common.errors import short
 from labkit._common.files import FileError, locked, parse_json, read_json, read_text, write_text
+from labkit.course import static_view
 from labkit.course.notebooks import backup_path, read_notebook
 from labkit.course.registry import Chapter, Course, CourseError
 
@@ -149,8 +151,9 @@ def finished(course: Course) -> dict[str, str]:
         for chapter in course.called(name):
             days[chapter.name] = min(day, days.get(chapter.name, day))
     new = [chapter for chapter in course.chapters if chapter.name not in days
-           and any(_has_counts(path) and (notebook := read_notebook(path)) is not None and was_run(notebook)
-                   for path in (chapter.own_lesson, chapter.built))]
+           and any(may_have_been_run(path) and (notebook := read_notebook(path)) is not None and was_run(notebook)
+                   for path, may_have_been_run in ((chapter.own_lesson, _has_counts),
+                                                   (chapter.built, static_view.was_run_since)))]
     note_finished(course, new)
     return {**days, **{chapter.name: date.today().isoformat() for chapter in new}}
 

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from labkit._common.files import read_text
-from labkit.course import notebooks
+from labkit.course import notebooks, predictions
 from labkit.course.registry import Chapter, Course, CourseError
 
 PAGES = ("README.md", "data/README.md", "data/teaching.md")
@@ -59,10 +59,11 @@ def rendered(chapter: Chapter) -> str:
 
 
 def to_notebook(chapter: Chapter):
-    """The chapter's source as a notebook without outputs, its numbers in place, with stable cell ids and its hashes in
-    the metadata."""
+    """The chapter's source as a notebook without outputs, its numbers in place, what follows a question folded, with
+    stable cell ids and its hashes in the metadata."""
     name, shown = f"notebooks/{chapter.name}.py", rendered(chapter)
     notebook = notebooks.parse(shown, name)
+    predictions.fold(notebook)
     notebooks.label(notebook, name, notebooks.sha256(chapter.source_text()))
     notebook.metadata["labkit"]["prose_sha256"] = notebooks.sha256(shown)
     return notebook

@@ -112,12 +112,41 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class PathPart:
+    """A part of a path, such as a week. exercises: those to do; hand_in: those of them that are graded."""
+
+    title: str
+    chapters: tuple[Chapter, ...]
+    exercises: tuple[Entry, ...]
+    hand_in: tuple[Entry, ...]
+
+    @property
+    def points(self) -> int:
+        return sum(entry.points for entry in self.hand_in)
+
+
+@dataclass(frozen=True)
+class ClassPath:
+    """A way through the course for a class."""
+
+    name: str
+    title: str
+    summary: str
+    parts: tuple[PathPart, ...]
+
+    @property
+    def points(self) -> int:
+        return sum(part.points for part in self.parts)
+
+
+@dataclass(frozen=True)
 class Course:
     root: Path
     title: str
     tagline: str
     chapters: tuple[Chapter, ...]
     exercises: tuple[Entry, ...] = ()
+    paths: tuple[ClassPath, ...] = ()
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -216,9 +245,9 @@ def load(root: Path | None = None) -> Course:
         raise CourseError("course.toml: an [[exercise]] table. An exercise is a file of its own now, such as "
                           "labkit/course/exercises/broadcast/add_row.py, and its chapter lists its name: "
                           'exercises = ["add_row"]')
-    unknown = data.keys() - {"course", "chapter"}
+    unknown = data.keys() - {"course", "chapter", "path"}
     if unknown:
-        raise CourseError(f"course.toml: unknown table {sorted(unknown)[0]!r}; known are course and chapter")
+        raise CourseError(f"course.toml: unknown table {sorted(unknown)[0]!r}; known are course, chapter and path")
     tables = _tables(data, "chapter")
     chapters = _in_parts(tables, root)
     if not chapters:
@@ -228,7 +257,8 @@ def load(root: Path | None = None) -> Course:
         raise CourseError(f"course.toml: [course] must be a table with a title and a tagline, both texts, not "
                           f"{short(about)}")
     exercises = _exercises(tables, chapters)
-    return Course(root, about.get("title", "labkit"), about.get("tagline", ""), chapters, exercises)
+    course = Course(root, about.get("title", "labkit"), about.get("tagline", ""), chapters, exercises)
+    return replace(course, paths=tuple(_path(table, course) for table in _tables(data, "path")))
 
 
 def _tables(data: dict, name: str) -> list[dict]:
@@ -325,3 +355,55 @@ def _names(table: dict, chapter: Chapter) -> list[str]:
         raise CourseError(f"course.toml, chapter {chapter.name}: 'exercises' must be a list of names such as "
                           f"scale_vector, not {short(names)}")
     return names
+
+
+# --- Paths for classes -----------------------------------------------------------------------------------------------
+
+
+def _path(table: dict, course: Course) -> ClassPath:
+    where = f"course.toml, path {table.get('name', '')!r}"
+    for key in ("name", "title", "summary"):
+        if not isinstance(table.get(key), str) or not table[key].strip():
+            raise CourseError(f"{where}: {key!r} must be a text that is not empty")
+    if unknown := table.keys() - {"name", "title", "summary", "part"}:
+        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are name, title, summary and part")
+    done: set[str] = set()
+    parts = []
+    for number, part in enumerate(_tables(table, "part"), 1):
+        parts.append(_path_part(part, f"{where}, part {number}", course, done))
+    if not parts:
+        raise CourseError(f"{where} has no [[path.part]]")
+    return ClassPath(table["name"], table["title"], table["summary"], tuple(parts))
+
+
+def _path_part(table: dict, where: str, course: Course, done: set[str]) -> PathPart:
+    """done: the exercises of the parts before; those of this one are added."""
+    if unknown := table.keys() - {"title", "lessons", "exercises", "hand_in"}:
+        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are title, lessons, exercises and "
+                          "hand_in")
+    if not isinstance(table.get("title"), str) or not table["title"].strip():
+        raise CourseError(f"{where}: 'title' must be a text that is not empty")
+    by_topic = {chapter.topic: chapter for chapter in course.chapters}
+    for key in ("lessons", "exercises", "hand_in"):
+        if not isinstance(table.get(key, []), list):
+            raise CourseError(f"{where}: {key!r} must be a list of names, not {short(table[key])}")
+    for topic in table.get("lessons", []):
+        if topic not in by_topic:
+            raise CourseError(f"{where}: there is no lesson {topic!r}; a path names lessons without their numbers, and "
+                              f"there are {', '.join(by_topic)}")
+    chapters = tuple(by_topic[topic] for topic in table.get("lessons", []))
+    own = [entry for chapter in chapters for entry in course.exercises_of(chapter)]
+    names = table.get("exercises", [entry.name for entry in own])
+    for name in (*names, *table.get("hand_in", [])):
+        if name not in {entry.name for entry in own}:
+            raise CourseError(f"{where}: no lesson of this part has the exercise {name!r}")
+    for name in table.get("hand_in", []):
+        if name not in names:
+            raise CourseError(f"{where}: {name!r} is to be handed in, and is not among the exercises")
+    for entry in own:
+        if entry.name in names:
+            if missing := [need for need in entry.needs if need not in done]:
+                raise CourseError(f"{where}: {entry.name!r} needs {missing[0]!r}, which is in no part before it")
+            done.add(entry.name)
+    return PathPart(table["title"], chapters, tuple(entry for entry in own if entry.name in names),
+                    tuple(entry for entry in own if entry.name in table.get("hand_in", [])))

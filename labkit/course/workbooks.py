@@ -1,8 +1,8 @@
 """The exercises' notebooks: built from the files of the exercises with the answers cut, run, checked, reset.
 
 An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION. Two ways to cut it:
-- a region that is indented (the inside of a function) becomes "# Your code here" and `pass`. The markers stay, so that
-  nbgrader's generate_assignment takes the notebook as it is;
+- a region that is indented (the inside of a function) becomes "# Your code here" and `pass`. The markers stay in
+  exercises/, so that nbgrader's generate_assignment takes the notebook as it is; a learner's copy has none;
 - a region at column 0 goes altogether: the code above it in its cell is what the learner starts from. So for a kernel
   with a bug to find, a prediction (`idle = None`) and a blank page (`my_kernel = None`).
 A cell that calls check("name", ...) is the exercise's test cell, locked and worth its points; the last code cell with a
@@ -23,7 +23,7 @@ from labkit._common import paths
 from labkit._common.errors import UserError
 from labkit._common.files import read_json, read_text, temporary_space, write_text
 from labkit.course import colab, exercise_files
-from labkit.course.answer_cells import BEGIN, END, checked_name, ended_after
+from labkit.course.answer_cells import BEGIN, END, checked_name, ended_after, unmarked
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -98,8 +98,9 @@ def asked(course: Course, chapter: Chapter) -> dict[str, str]:
     return {name: sentence for name, sentence in sentences.items() if sentence}
 
 
-def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
-    """The chapter's exercises as a notebook; with answers=True uncut, as a teacher keeps it."""
+def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False, markers: bool = True):
+    """The chapter's exercises as a notebook; with answers=True uncut, as a teacher keeps it. markers=False leaves
+    nbgrader's out: it needs them to release a notebook, not to grade one."""
     name = f"solutions/{chapter.name}.py"
     for entry in course.exercises_of(chapter):
         for cell in entry.file.cells:
@@ -118,7 +119,7 @@ def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
             if was_cut:
                 answer = (cell, is_left)
             if not answers:
-                cell["source"] = cut_source
+                cell["source"] = cut_source if markers else unmarked(cut_source)
             continue
         if answer is None:
             path = course.exercise(exercise).file.path
@@ -433,7 +434,7 @@ def _collect(process, owners: list, names: list[str], on_check: Callable | None)
 def reset(course: Course, chapter: Chapter, entry: Entry | None = None) -> Path | None:
     """Put an exercise (or a whole chapter) back as it was given, in the learner's copy. Returns the copy of what was
     there, if any."""
-    fresh = to_notebook(course, chapter)
+    fresh = to_notebook(course, chapter, markers=False)
     path = chapter.own_workbook
     backup = back_up(course, path) if path.is_file() else None
     mine = read_notebook(path)

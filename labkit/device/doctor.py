@@ -39,43 +39,27 @@ def diagnose(facts: Facts) -> list[Finding]:
 
 def _python_faults(facts: Facts):
     if facts.python[:2] < OLDEST_PYTHON:
-        yield Finding(
-            "error",
-            f"Python {_dots(facts.python)} is too old.",
-            f"labkit needs Python {_dots(OLDEST_PYTHON)} or newer.",
-            "conda env create -f environment.yml && conda activate labkit",
-        )
+        yield Finding("error", f"Python {_dots(facts.python)} is too old.",
+                      f"labkit needs Python {_dots(OLDEST_PYTHON)} or newer.",
+                      "conda env create -f environment.yml && conda activate labkit")
     numba, numpy = facts.packages.get("numba"), facts.packages.get("numpy")
     if numba is None:
         yield Finding("error", "numba is not installed.", "It compiles every kernel.", "pip install -e .")
     elif numpy and facts.numpy_allowed and not _allows(facts.numpy_allowed, numpy):
-        yield Finding(
-            "error",
-            f"NumPy {numpy} does not fit numba {numba}.",
-            f"This numba accepts NumPy {facts.numpy_allowed}.",
-            f"pip install 'numpy{facts.numpy_allowed}'",
-        )
+        yield Finding("error", f"NumPy {numpy} does not fit numba {numba}.",
+                      f"This numba accepts NumPy {facts.numpy_allowed}.", f"pip install 'numpy{facts.numpy_allowed}'")
     elif facts.numba_error:
-        yield Finding(
-            "error",
-            "numba cannot be imported.",
-            facts.numba_error,
-            "pip install --force-reinstall --no-deps numba llvmlite",
-        )
+        yield Finding("error", "numba cannot be imported.", facts.numba_error,
+                      "pip install --force-reinstall --no-deps numba llvmlite")
     if facts.cudasim not in ("", "0"):
-        yield Finding(
-            "error",
-            f"NUMBA_ENABLE_CUDASIM is set to {facts.cudasim!r}.",
-            "Numba's own simulator then takes the place of both the GPU and labkit's CPU device.",
-            _unset(facts, "NUMBA_ENABLE_CUDASIM"),
-        )
+        yield Finding("error", f"NUMBA_ENABLE_CUDASIM is set to {facts.cudasim!r}.",
+                      "Numba's own simulator then takes the place of both the GPU and labkit's CPU device.",
+                      _unset(facts, "NUMBA_ENABLE_CUDASIM"))
     if not facts.cache_writable:
-        yield Finding(
-            "warning",
-            f"The cache directory {facts.cache_dir} cannot be written.",
-            "Every kernel for the CPU device is then compiled again in each process.",
-            _export(facts, "LABKIT_CACHE_DIR", "%TEMP%\\labkit" if facts.platform == "Windows" else "/tmp/labkit"),
-        )
+        yield Finding("warning", f"The cache directory {facts.cache_dir} cannot be written.",
+                      "Every kernel for the CPU device is then compiled again in each process.",
+                      _export(facts, "LABKIT_CACHE_DIR",
+                              "%TEMP%\\labkit" if facts.platform == "Windows" else "/tmp/labkit"))
 
 
 def _gpu_faults(facts: Facts):
@@ -92,164 +76,113 @@ def _gpu_faults(facts: Facts):
     extra = _fitting_extra(facts)
     install = f"pip install -e '.[{extra}]'"
     if facts.driver_cuda and facts.driver_cuda < OLDEST_DRIVER:
-        yield Finding(
-            "error",
-            f"The NVIDIA driver is too old: it knows CUDA {_dots(facts.driver_cuda)}.",
-            f"numba-cuda needs a driver for CUDA {_dots(OLDEST_DRIVER)} or newer.",
-            _driver_command(facts),
-        )
+        yield Finding("error", f"The NVIDIA driver is too old: it knows CUDA {_dots(facts.driver_cuda)}.",
+                      f"numba-cuda needs a driver for CUDA {_dots(OLDEST_DRIVER)} or newer.", _driver_command(facts))
         return
     numba_cuda = facts.packages.get("numba-cuda")
     if numba_cuda is None:
         yield Finding("error", "numba-cuda is not installed.", "It is what compiles kernels for the GPU.", install)
         return
     if not numba_cuda.startswith(NUMBA_CUDA):
-        yield Finding(
-            "error",
-            f"numba-cuda is {numba_cuda}; labkit works with {NUMBA_CUDA}*.",
-            "Other versions differ in what kernels may use.",
-            install,
-        )
+        yield Finding("error", f"numba-cuda is {numba_cuda}; labkit works with {NUMBA_CUDA}*.",
+                      "Other versions differ in what kernels may use.", install)
     yield from _toolkit_faults(facts, extra, install)
+
+
+# Without nvvm nothing compiles; without the other two only some things do not.
+LIBRARIES = {
+    "nvvm": ("error", "It compiles every kernel for the GPU."),
+    "nvJitLink": ("warning", "Without it kernels are linked by the driver: no link-time optimisation, older PTX."),
+    "nvrtc": ("warning", "It compiles CUDA C++ that kernels link, float16 helpers among it."),
+}
 
 
 def _toolkit_faults(facts: Facts, extra: str, install: str):
     """Find mismatches of driver and toolkit. If the test kernel ran, a mismatch is at most a warning."""
     kernel_ran = facts.smoke == "ok"
     level = "warning" if kernel_ran else "error"
-    toolkit = _toolkit_version(facts)
-    driver = facts.driver_cuda
-    explained = False
-
+    toolkit, driver = _toolkit_version(facts), facts.driver_cuda
     old = [gpu for gpu in facts.gpus if gpu.capability < CUDA_13_CAPABILITY]
+    explained = True
     if toolkit and driver and toolkit[0] > driver[0]:
-        explained = True
-        yield Finding(
-            level,
-            f"The toolkit is CUDA {_dots(toolkit)}, the driver knows CUDA {_dots(driver)}.",
-            f"The wrong extra is installed: this driver takes {extra}.",
-            _clean_install(facts, install),
-        )
+        yield Finding(level, f"The toolkit is CUDA {_dots(toolkit)}, the driver knows CUDA {_dots(driver)}.",
+                      f"The wrong extra is installed: this driver takes {extra}.", _clean_install(facts, install))
     elif toolkit and toolkit[0] >= 13 and old:
-        explained = True
-        yield Finding(
-            level,
-            f"CUDA {_dots(toolkit)} has no compiler for the {old[0].name} (compute capability "
-            f"{_dots(old[0].capability)}).",
-            f"CUDA 13 begins at compute capability {_dots(CUDA_13_CAPABILITY)}; this GPU takes cu12.",
-            _clean_install(facts, install),
-        )
+        yield Finding(level, f"CUDA {_dots(toolkit)} has no compiler for the {old[0].name} (compute capability "
+                             f"{_dots(old[0].capability)}).",
+                      f"CUDA 13 begins at compute capability {_dots(CUDA_13_CAPABILITY)}; this GPU takes cu12.",
+                      _clean_install(facts, install))
     elif "UNSUPPORTED_PTX_VERSION" in facts.smoke:
-        explained = True
-        if toolkit and driver and toolkit > driver:
-            why = f"The toolkit is CUDA {_dots(toolkit)}, the driver knows CUDA {_dots(driver)} and reads no newer PTX."
-        else:
-            why = f"The driver knows CUDA {_dots(driver) if driver else '?'} and reads no newer PTX."
+        reads = f"knows CUDA {_dots(driver) if driver else '?'} and reads no newer PTX."
+        newer = toolkit and driver and toolkit > driver
         pin = f" 'cuda-toolkit=={_dots(driver)}.*'" if driver else ""
-        yield Finding(
-            "error",
-            "Kernels compile, but the driver refuses them: CUDA_ERROR_UNSUPPORTED_PTX_VERSION.",
-            why,
-            install + pin,
-        )
+        yield Finding("error", "Kernels compile, but the driver refuses them: CUDA_ERROR_UNSUPPORTED_PTX_VERSION.",
+                      f"The toolkit is CUDA {_dots(toolkit)}, the driver {reads}" if newer else f"The driver {reads}",
+                      install + pin)
+    else:
+        explained = False
 
-    # Without nvvm nothing compiles; without the other two only some things do not.
-    libraries = {
-        "nvvm": ("error", "It compiles every kernel for the GPU."),
-        "nvJitLink": ("warning", "Without it kernels are linked by the driver: no link-time optimisation, older PTX."),
-        "nvrtc": ("warning", "It compiles CUDA C++ that kernels link, float16 helpers among it."),
-    }
-    for name, (worst_level, why) in libraries.items():
+    for name, (worst_level, why) in LIBRARIES.items():
         if name in facts.libraries and facts.libraries[name] is None:
             explained = explained or name == "nvvm"
-            severity = "warning" if kernel_ran else worst_level
-            yield Finding(severity, f"{name} of the CUDA toolkit was not found.", why, install)
+            yield Finding("warning" if kernel_ran else worst_level, f"{name} of the CUDA toolkit was not found.", why,
+                          install)
 
     if facts.smoke and not kernel_ran and not explained:
-        yield Finding(
-            "error",
-            "The GPU is there, but a small kernel failed on it.",
-            facts.smoke,
-            _clean_install(facts, install),
-        )
+        yield Finding("error", "The GPU is there, but a small kernel failed on it.", facts.smoke,
+                      _clean_install(facts, install))
 
 
 def _choice_faults(facts: Facts):
     usable = bool(facts.gpus) and facts.smoke in ("", "ok") and facts.packages.get("numba-cuda") is not None
     if facts.requested not in ("auto", "gpu", "cpu"):
-        yield Finding(
-            "error",
-            f"LABKIT_DEVICE is {facts.requested!r}.",
-            "Allowed are auto, gpu and cpu.",
-            _unset(facts, "LABKIT_DEVICE"),
-        )
+        yield Finding("error", f"LABKIT_DEVICE is {facts.requested!r}.", "Allowed are auto, gpu and cpu.",
+                      _unset(facts, "LABKIT_DEVICE"))
     elif facts.requested == "gpu" and not usable:
-        yield Finding(
-            "error",
-            "LABKIT_DEVICE=gpu, but no GPU can be used.",
-            "labkit does not fall back to the CPU device when the GPU was asked for.",
-            _export(facts, "LABKIT_DEVICE", "auto"),
-        )
+        yield Finding("error", "LABKIT_DEVICE=gpu, but no GPU can be used.",
+                      "labkit does not fall back to the CPU device when the GPU was asked for.",
+                      _export(facts, "LABKIT_DEVICE", "auto"))
     elif facts.requested == "cpu" and usable:
-        yield Finding(
-            "note",
-            "LABKIT_DEVICE=cpu: the GPU is left alone.",
-            "Kernels run on labkit's CPU device because you asked for it.",
-            _unset(facts, "LABKIT_DEVICE"),
-        )
+        yield Finding("note", "LABKIT_DEVICE=cpu: the GPU is left alone.",
+                      "Kernels run on labkit's CPU device because you asked for it.", _unset(facts, "LABKIT_DEVICE"))
     elif facts.choice_error:
         yield Finding("error", "labkit could not choose a device.", facts.choice_error)
 
 
 def _no_driver(facts: Facts) -> Finding:
     if facts.nvidia_hardware:
-        return Finding(
-            "error",
-            "An NVIDIA GPU is in this machine, but its driver was not found.",
-            "libcuda, which comes with the driver, could not be loaded.",
-            "docker run --gpus all ..." if facts.container else _driver_command(facts),
-        )
-    return Finding(
-        "note",
-        "No NVIDIA driver was found, so no GPU is used.",
-        "Kernels run on labkit's CPU device. There is nothing to mend.",
-    )
+        return Finding("error", "An NVIDIA GPU is in this machine, but its driver was not found.",
+                       "libcuda, which comes with the driver, could not be loaded.",
+                       "docker run --gpus all ..." if facts.container else _driver_command(facts))
+    return Finding("note", "No NVIDIA driver was found, so no GPU is used.",
+                   "Kernels run on labkit's CPU device. There is nothing to mend.")
+
+
+NO_GPU = {  # the driver's error -> what, why, and what mends it
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
+        "The driver's library and its kernel module differ.",
+        "This is so after a driver update, until the machine is restarted (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH).",
+        "sudo reboot"),
+    "CUDA_ERROR_SYSTEM_NOT_READY": (
+        "The driver waits for the NVSwitch fabric manager.", "CUDA_ERROR_SYSTEM_NOT_READY",
+        "sudo systemctl start nvidia-fabricmanager"),
+    "CUDA_ERROR_UNKNOWN": (
+        "The driver could not start (CUDA_ERROR_UNKNOWN).",
+        "Its module for unified memory is often not loaded after a suspend.",
+        "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm"),
+}
 
 
 def _no_gpu(facts: Facts) -> Finding:
-    hidden = facts.visible_devices is not None and facts.driver_error in ("", "CUDA_ERROR_NO_DEVICE")
-    if hidden:
-        return Finding(
-            "error",
-            f"The driver is there, but CUDA_VISIBLE_DEVICES={facts.visible_devices!r} hides every GPU.",
-            "Only the GPUs that this variable lists can be seen.",
-            _unset(facts, "CUDA_VISIBLE_DEVICES"),
-        )
-    if facts.driver_error == "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH":
-        return Finding(
-            "error",
-            "The driver's library and its kernel module differ.",
-            "This is so after a driver update, until the machine is restarted (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH).",
-            "sudo reboot",
-        )
-    if facts.driver_error == "CUDA_ERROR_SYSTEM_NOT_READY":
-        return Finding(
-            "error",
-            "The driver waits for the NVSwitch fabric manager.",
-            "CUDA_ERROR_SYSTEM_NOT_READY",
-            "sudo systemctl start nvidia-fabricmanager",
-        )
-    if facts.driver_error == "CUDA_ERROR_UNKNOWN":
-        return Finding(
-            "error",
-            "The driver could not start (CUDA_ERROR_UNKNOWN).",
-            "Its module for unified memory is often not loaded after a suspend.",
-            "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
-        )
+    if facts.visible_devices is not None and facts.driver_error in ("", "CUDA_ERROR_NO_DEVICE"):
+        return Finding("error", f"The driver is there, but CUDA_VISIBLE_DEVICES={facts.visible_devices!r} hides every "
+                                "GPU.",
+                       "Only the GPUs that this variable lists can be seen.", _unset(facts, "CUDA_VISIBLE_DEVICES"))
+    if facts.driver_error in NO_GPU:
+        return Finding("error", *NO_GPU[facts.driver_error])
     message = f"cuInit reports {facts.driver_error}." if facts.driver_error else "It lists no device."
-    if facts.container:
-        return Finding("error", "The driver is there, but sees no GPU.", message, "docker run --gpus all ...")
-    return Finding("error", "The driver is there, but sees no GPU.", message, "nvidia-smi")
+    return Finding("error", "The driver is there, but sees no GPU.", message,
+                   "docker run --gpus all ..." if facts.container else "nvidia-smi")
 
 
 def _fitting_extra(facts: Facts) -> str:
@@ -337,11 +270,8 @@ def report(console, facts: Facts, findings: list[Finding]) -> None:
         row("driver", "not found")
     for gpu in facts.gpus:
         free = f", {_gib(gpu.memory_free)} free" if gpu.memory_free is not None else ""
-        row(
-            "GPU",
-            f"{gpu.name}, compute capability {_dots(gpu.capability)}, {_gib(gpu.memory_total)}{free}, "
-            f"{gpu.multiprocessors} multiprocessors, at most {gpu.max_threads_per_block:,} threads a block",
-        )
+        row("GPU", f"{gpu.name}, compute capability {_dots(gpu.capability)}, {_gib(gpu.memory_total)}{free}, "
+                   f"{gpu.multiprocessors} multiprocessors, at most {gpu.max_threads_per_block:,} threads a block")
     for name, library in facts.libraries.items():
         if library is None:
             row(name, "not found")

@@ -16,15 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGES = ("labkit", "numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
-TOOLKIT_PACKAGES = (
-    "cuda-toolkit",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cuda-nvrtc-cu12",
-    "nvidia-nvvm",
-    "nvidia-cuda-nvcc-cu12",
-    "nvidia-nvjitlink",
-    "nvidia-nvjitlink-cu12",
-)
+TOOLKIT_PACKAGES = ("cuda-toolkit", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-nvvm",
+                    "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
 BASELINES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
 SMOKE_TIMEOUT_S = 120
 DRIVER_ERRORS = {
@@ -147,11 +140,9 @@ def _look_at_cache(facts: Facts) -> None:
 def _look_at_hardware(facts: Facts) -> None:
     if facts.platform == "Linux":
         # 0x10de is NVIDIA; class 0x03.... is a display or 3D controller, not the card's sound.
-        devices = Path("/sys/bus/pci/devices").glob("*")
         facts.nvidia_hardware = any(
             (d / "vendor").read_text().strip() == "0x10de" and (d / "class").read_text().startswith("0x03")
-            for d in devices
-        )
+            for d in Path("/sys/bus/pci/devices").glob("*"))
         release = Path("/proc/driver/nvidia/version")
         if release.exists():
             words = release.read_text().split()
@@ -197,14 +188,8 @@ def _gpu(cuda, index: int) -> Gpu:
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute_id, device)
         return value.value
 
-    return Gpu(
-        name=name.value.decode(),
-        capability=(attribute(75), attribute(76)),
-        memory_total=total.value,
-        memory_free=_free_memory(cuda, device),
-        multiprocessors=attribute(16),
-        max_threads_per_block=attribute(1),
-    )
+    return Gpu(name.value.decode(), (attribute(75), attribute(76)), total.value, _free_memory(cuda, device),
+               multiprocessors=attribute(16), max_threads_per_block=attribute(1))
 
 
 def _free_memory(cuda, device) -> int | None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -29,14 +31,25 @@ from numba.cuda.extending import intrinsic  # noqa: E402
 F32, I32, I64, VOID = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.VoidType()
 f32, u32, i32, u64 = types.float32, types.uint32, types.int32, types.uint64
 LLVM = {f32: F32, u32: I32, i32: I32, u64: I64}
+LETTERS = {"float": "f", "i32": "r", "i64": "l"}  # of a register, by its LLVM type
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
-LETTER = {f32: "f", u32: "r", i32: "r", u64: "l"}
 
 
-# --- Addresses, and lines of PTX --------------------------------------------------------------------------------------
+# --- Arguments --------------------------------------------------------------------------------------------------------
 
 
-def _array(name, parameter, array, itemsizes, allowed):
+class Memory(NamedTuple):
+    """An operand that is an array and the index of an element; the instruction takes the element's address."""
+
+    address: Callable
+    sizes: tuple[int, ...]  # bytes that an element may have
+    allowed: str  # the same in words
+
+
+TENSOR_MAP, WORD = "tensor map", "word"  # other operands: what tensor_map_2d returns; a word of the array before it
+
+
+def _check_array(name, parameter, array, itemsizes, allowed):
     """Raise an error that names the argument unless it is a contiguous array of an allowed element size."""
     if not isinstance(array, types.Array):
         raise TypingError(f"ptx.{name}: {parameter} is {array}; it must be an array")
@@ -53,29 +66,51 @@ def _integer(name, parameter, value):
     return value
 
 
-def _arity(name, args, parameters):
+def _check_arity(name, args):
+    parameters = cpu_ptx.INTRINSICS[name].params
     if len(args) != len(parameters):
         raise TypingError(f"ptx.{name} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}")
 
 
-def _literal(name, parameter, value, allowed):
-    if not isinstance(value, types.IntegerLiteral) or value.literal_value not in allowed:
-        actual = value.literal_value if isinstance(value, types.IntegerLiteral) else value
-        raise TypingError(f"ptx.{name}: {parameter} is {actual}; it must be a constant, {allowed.start} to "
-                          f"{allowed.stop - 1}" + (f" in steps of {allowed.step}" if allowed.step > 1 else ""))
-    return value.literal_value
+def _literal(name, parameter, value):
+    allowed = cpu_ptx.INTRINSICS[name].constants[parameter]
+    actual = value.literal_value if isinstance(value, types.IntegerLiteral) else value
+    if actual not in allowed:
+        raise TypingError(f"ptx.{name}: {parameter} is {actual}; it must be a constant, {cpu_ptx.words(allowed)}")
+    return actual
 
 
-def _pointer(context, builder, array_type, array, index_type, index):
+def _argument_types(name, operands, args) -> list:
+    """The types that Numba is to pass: the indices as they are, the rest as the instruction takes it."""
+    remaining, result, word = zip(cpu_ptx.INTRINSICS[name].params, args, strict=True), [], None
+    for operand in operands:
+        parameter, value = next(remaining)
+        if isinstance(operand, Memory):
+            _check_array(name, parameter, value, operand.sizes, operand.allowed)
+            result += [value, _integer(name, *next(remaining))]
+            word = _word(value)
+        elif operand == TENSOR_MAP:
+            if not isinstance(value, types.Array) or value.dtype != u64:
+                raise TypingError(f"ptx.{name}: {parameter} is {value}; pass what ptx.tensor_map_2d returns")
+            result.append(value)
+        else:
+            result.append(word if operand == WORD else operand)
+    return result
+
+
+def _word(array):
+    """What four 32-bit words of this array are: four elements, or two float16 values in each of four uint32."""
+    return array.dtype if array.dtype in (f32, u32, i32) else u32
+
+
+# --- Addresses --------------------------------------------------------------------------------------------------------
+
+
+def _global_address(context, builder, array_type, array, index_type, index):
     data = context.make_array(array_type)(context, builder, array).data
     if index.type.width < 64:
         index = builder.sext(index, I64) if index_type.signed else builder.zext(index, I64)
-    return builder.gep(data, [index])
-
-
-def _global_address(*location):
-    builder = location[1]
-    return builder.ptrtoint(_pointer(*location), I64)
+    return builder.ptrtoint(builder.gep(data, [index]), I64)
 
 
 def _shared_address(context, builder, array_type, array, index_type, index):
@@ -90,6 +125,22 @@ def _shared_address(context, builder, array_type, array, index_type, index):
     return builder.add(start, builder.mul(index, ir.Constant(I32, array_type.dtype.bitwidth // 8)))
 
 
+def _registers(context, builder, operands, arg_types, args) -> list:
+    """What the line of PTX takes for these arguments: an address for an array and an index."""
+    remaining, result = zip(arg_types, args, strict=True), []
+    for operand in operands:
+        kind, value = next(remaining)
+        if isinstance(operand, Memory):
+            value = operand.address(context, builder, kind, value, *next(remaining))
+        elif operand == TENSOR_MAP:
+            value = _global_address(context, builder, kind, value, u64, ir.Constant(I64, 0))
+        result.append(value)
+    return result
+
+
+# --- Lines of PTX -----------------------------------------------------------------------------------------------------
+
+
 def _inline_asm(builder, text, results, operands, constraints, memory=True):
     """Emit a line of PTX. `results` are LLVM types; several are returned as a struct. Return their values as a list."""
     returned = VOID if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
@@ -97,14 +148,6 @@ def _inline_asm(builder, text, results, operands, constraints, memory=True):
     asm = ir.InlineAsm(ir.FunctionType(returned, [o.type for o in operands]), text, constraints, side_effect=memory)
     value = builder.call(asm, operands, attrs=() if memory else ("convergent",))
     return [value] if len(results) == 1 else [builder.extract_value(value, k) for k in range(len(results))]
-
-
-def _return_value(context, builder, sig, values):
-    if sig.return_type == types.void:
-        return context.get_dummy_value()
-    if isinstance(sig.return_type, types.UniTuple):
-        return context.make_tuple(builder, sig.return_type, values)
-    return values[0]
 
 
 def _named(name):
@@ -122,34 +165,43 @@ def _named(name):
     return register
 
 
-def _registers(name, text, results, operands, memory=False):
-    """An intrinsic from registers to registers: `text` numbers the results first, then the operands."""
-    constraints = [f"={LETTER[t]}" for t in results] + [LETTER[t] for t in operands]
-    returned = types.void if not results else results[0] if len(results) == 1 else types.UniTuple(results[0],
-                                                                                                 len(results))
-    parameters = cpu_ptx.INTRINSICS[name].params
+def _line(name, text, results=(), operands=()):
+    """An intrinsic that is a line of PTX. `text` numbers the results first, then the operands; {type} in it is that of
+    a WORD. Without a result and without memory it orders others, and stays in its place, too."""
+    in_place = not results or any(isinstance(operand, Memory) for operand in operands)
 
     @_named(name)
     def typing(typingctx, *args):
-        _arity(name, args, parameters)
-        sig = returned(*operands)
+        _check_arity(name, args)
+        arg_types = _argument_types(name, operands, args)
+        word = _word(arg_types[0]) if "{type}" in text else None
+        result_types = [word if result == WORD else result for result in results]
+        line = text.replace("{type}", "f32" if word == f32 else "b32")
+        returned = types.void if not results else result_types[0] if len(results) == 1 else types.UniTuple(
+            result_types[0], len(results))
 
         def codegen(context, builder, sig, args):
-            values = _inline_asm(builder, text, [LLVM[t] for t in results], list(args), constraints, memory)
-            return _return_value(context, builder, sig, values)
+            values = _registers(context, builder, operands, sig.args, args)
+            llvm_types = [LLVM[result] for result in result_types]
+            constraints = [f"={LETTERS[str(result)]}" for result in llvm_types]
+            constraints += [LETTERS[str(value.type)] for value in values]
+            values = _inline_asm(builder, line, llvm_types, values, constraints, in_place)
+            if not results:
+                return context.get_dummy_value()
+            return values[0] if len(values) == 1 else context.make_tuple(builder, sig.return_type, values)
 
-        return sig, codegen
+        return returned(*arg_types), codegen
 
     return typing
 
 
-def _constant_line(name, text, allowed):
-    """Return an intrinsic whose only operand is a constant, written {n} in the text."""
+def _constant_line(name, text):
+    """An intrinsic whose only operand is a constant, written {n} in the text."""
 
     @_named(name)
     def typing(typingctx, *args):
-        _arity(name, args, ("n",))
-        n = _literal(name, "n", args[0], allowed)
+        _check_arity(name, args)
+        n = _literal(name, "n", args[0])
 
         def codegen(context, builder, sig, args):
             _inline_asm(builder, text.format(n=n), [], [], [])
@@ -163,161 +215,63 @@ def _constant_line(name, text, allowed):
 # --- 128 bits ---------------------------------------------------------------------------------------------------------
 
 FOUR_OR_TWO = ((4, 2), "4-byte types, and 2-byte types, which travel as four uint32 words")
+GLOBAL4, SHARED4 = Memory(_global_address, *FOUR_OR_TWO), Memory(_shared_address, *FOUR_OR_TWO)
 
-
-def _words(array):
-    """What four 32-bit words of this array are: four elements, or two float16 values in each of four uint32."""
-    return array.dtype if array.dtype in (f32, u32, i32) else u32
-
-
-def _load4(name, text, address):
-    @_named(name)
-    def typing(typingctx, *args):
-        _arity(name, args, ("array", "i"))
-        array, i = args[0], _integer(name, "i", args[1])
-        _array(name, "array", array, *FOUR_OR_TWO)
-        word = _words(array)
-
-        def codegen(context, builder, sig, args):
-            pointer = address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            letter = LETTER[word]
-            values = _inline_asm(builder, text.format(type="f32" if word == f32 else "b32"), [LLVM[word]] * 4,
-                                 [pointer], [f"={letter}"] * 4 + ["l" if pointer.type.width == 64 else "r"])
-            return _return_value(context, builder, sig, values)
-
-        return types.UniTuple(word, 4)(array, i), codegen
-
-    return typing
-
-
-def _store4(name, text, address):
-    @_named(name)
-    def typing(typingctx, *args):
-        _arity(name, args, ("array", "i", "x", "y", "z", "w"))
-        array, i = args[0], _integer(name, "i", args[1])
-        _array(name, "array", array, *FOUR_OR_TWO)
-        word = _words(array)
-
-        def codegen(context, builder, sig, args):
-            pointer = address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            _inline_asm(builder, text.format(type="f32" if word == f32 else "b32"), [], [pointer, *args[2:]],
-                        ["l" if pointer.type.width == 64 else "r", *[LETTER[word]] * 4])
-            return context.get_dummy_value()
-
-        return types.void(array, i, *[word] * 4), codegen
-
-    return typing
-
-
-load_global4 = _load4("load_global4", "ld.global.v4.{type} {{$0, $1, $2, $3}}, [$4];", _global_address)
-load_nc4 = _load4("load_nc4", "ld.global.nc.v4.{type} {{$0, $1, $2, $3}}, [$4];", _global_address)
-load_shared4 = _load4("load_shared4", "ld.shared.v4.{type} {{$0, $1, $2, $3}}, [$4];", _shared_address)
-store_global4 = _store4("store_global4", "st.global.v4.{type} [$0], {{$1, $2, $3, $4}};", _global_address)
-store_shared4 = _store4("store_shared4", "st.shared.v4.{type} [$0], {{$1, $2, $3, $4}};", _shared_address)
-
-
-def _store_pair(name, convert):
-    @_named(name)
-    def typing(typingctx, *args):
-        _arity(name, args, ("array", "i", "x", "y"))
-        array, i = args[0], _integer(name, "i", args[1])
-        _array(name, "array", array, (2,), "2-byte types")
-
-        def codegen(context, builder, sig, args):
-            address = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            text = f"{{ .reg .b32 pair; {convert} pair, $2, $1; st.global.b32 [$0], pair; }}"
-            _inline_asm(builder, text, [], [address, args[2], args[3]], ["l", "f", "f"])
-            return context.get_dummy_value()
-
-        return types.void(array, i, f32, f32), codegen
-
-    return typing
-
-
-store_global_half2 = _store_pair("store_global_half2", "cvt.rn.f16x2.f32")
-store_global_bf162 = _store_pair("store_global_bf162", "cvt.rn.bf16x2.f32")
+for _name, _ptx, _memory in (("load_global4", "ld.global", GLOBAL4), ("load_nc4", "ld.global.nc", GLOBAL4),
+                             ("load_shared4", "ld.shared", SHARED4)):
+    globals()[_name] = _line(_name, f"{_ptx}.v4.{{type}} {{$0, $1, $2, $3}}, [$4];", [WORD] * 4, [_memory])
+for _name, _ptx, _memory in (("store_global4", "st.global", GLOBAL4), ("store_shared4", "st.shared", SHARED4)):
+    globals()[_name] = _line(_name, f"{_ptx}.v4.{{type}} [$0], {{$1, $2, $3, $4}};", [], [_memory, *[WORD] * 4])
+for _name, _type in (("store_global_half2", "f16x2"), ("store_global_bf162", "bf16x2")):
+    globals()[_name] = _line(
+        _name, f"{{ .reg .b32 pair; cvt.rn.{_type}.f32 pair, $2, $1; st.global.b32 [$0], pair; }}", [],
+        [Memory(_global_address, (2,), "2-byte types"), f32, f32])
 
 # --- Packing, and arithmetic that Numba does not offer ----------------------------------------------------------------
 
-pack_half2 = _registers("pack_half2", "cvt.rn.f16x2.f32 $0, $2, $1;", [u32], [f32, f32])
-pack_bf162 = _registers("pack_bf162", "cvt.rn.bf16x2.f32 $0, $2, $1;", [u32], [f32, f32])
-unpack_half2 = _registers(
+pack_half2 = _line("pack_half2", "cvt.rn.f16x2.f32 $0, $2, $1;", [u32], [f32, f32])
+pack_bf162 = _line("pack_bf162", "cvt.rn.bf16x2.f32 $0, $2, $1;", [u32], [f32, f32])
+unpack_half2 = _line(
     "unpack_half2",
     "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }", [f32, f32], [u32])
-unpack_bf162 = _registers(
+unpack_bf162 = _line(
     "unpack_bf162",
     "{ .reg .b32 lo, hi; shl.b32 lo, $2, 16; and.b32 hi, $2, 0xffff0000; mov.b32 $0, lo; mov.b32 $1, hi; }",
     [f32, f32], [u32])
-float_bits = _registers("float_bits", "mov.b32 $0, $1;", [u32], [f32])
-bits_float = _registers("bits_float", "mov.b32 $0, $1;", [f32], [u32])
-to_tf32 = _registers("to_tf32", "cvt.rna.tf32.f32 $0, $1;", [u32], [f32])
-tanh_approx = _registers("tanh_approx", "tanh.approx.f32 $0, $1;", [f32], [f32])
-exp2_approx = _registers("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [f32], [f32])
-rcp_approx = _registers("rcp_approx", "rcp.approx.ftz.f32 $0, $1;", [f32], [f32])
+float_bits = _line("float_bits", "mov.b32 $0, $1;", [u32], [f32])
+bits_float = _line("bits_float", "mov.b32 $0, $1;", [f32], [u32])
+to_tf32 = _line("to_tf32", "cvt.rna.tf32.f32 $0, $1;", [u32], [f32])
+tanh_approx = _line("tanh_approx", "tanh.approx.f32 $0, $1;", [f32], [f32])
+exp2_approx = _line("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [f32], [f32])
+rcp_approx = _line("rcp_approx", "rcp.approx.ftz.f32 $0, $1;", [f32], [f32])
 
 # --- cp.async ---------------------------------------------------------------------------------------------------------
 
-
-def _cp_async(name, nbytes, cache):
-    @_named(name)
-    def typing(typingctx, *args):
-        _arity(name, args, ("shared", "i", "array", "j", "valid"))
-        shared, array = args[0], args[2]
-        i, j, valid = (_integer(name, p, a) for p, a in (("i", args[1]), ("j", args[3]), ("valid", args[4])))
-        _array(name, "shared", shared, (2, 4), "2-byte and 4-byte types")
-        _array(name, "array", array, (2, 4), "2-byte and 4-byte types")
-
-        def codegen(context, builder, sig, args):
-            target = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            source = _global_address(context, builder, sig.args[2], args[2], sig.args[3], args[3])
-            _inline_asm(builder, f"cp.async.{cache}.shared.global [$0], [$1], {nbytes}, $2;", [],
-                        [target, source, args[4]], ["r", "l", "r"])
-            return context.get_dummy_value()
-
-        return types.void(shared, i, array, j, u32), codegen
-
-    return typing
-
-
-cp_async_16 = _cp_async("cp_async_16", 16, "cg")
-cp_async_4 = _cp_async("cp_async_4", 4, "ca")
-cp_async_commit = _registers("cp_async_commit", "cp.async.commit_group;", [], [], memory=True)
-cp_async_wait = _constant_line("cp_async_wait", "cp.async.wait_group {n};", range(0, 33))
+TWO_OR_FOUR = ((2, 4), "2-byte and 4-byte types")
+for _name, _nbytes, _cache in (("cp_async_16", 16, "cg"), ("cp_async_4", 4, "ca")):
+    globals()[_name] = _line(
+        _name, f"cp.async.{_cache}.shared.global [$0], [$1], {_nbytes}, $2;", [],
+        [Memory(_shared_address, *TWO_OR_FOUR), Memory(_global_address, *TWO_OR_FOUR), u32])
+cp_async_commit = _line("cp_async_commit", "cp.async.commit_group;")
+cp_async_wait = _constant_line("cp_async_wait", "cp.async.wait_group {n};")
 
 # --- ldmatrix and mma.sync --------------------------------------------------------------------------------------------
 
-
-def _ldmatrix(name, count, trans):
-    @_named(name)
-    def typing(typingctx, *args):
-        _arity(name, args, ("shared", "i"))
-        shared, i = args[0], _integer(name, "i", args[1])
-        _array(name, "shared", shared, (2, 4), "2-byte types (4-byte types: each half of an element counts as one)")
-        registers = ", ".join(f"${k}" for k in range(count))
-        text = f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [${count}];"
-
-        def codegen(context, builder, sig, args):
-            address = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            values = _inline_asm(builder, text, [I32] * count, [address], ["=r"] * count + ["r"])
-            return _return_value(context, builder, sig, values)
-
-        return types.UniTuple(u32, count)(shared, i), codegen
-
-    return typing
-
-
-ldmatrix_x2 = _ldmatrix("ldmatrix_x2", 2, "")
-ldmatrix_x4 = _ldmatrix("ldmatrix_x4", 4, "")
-ldmatrix_x2_trans = _ldmatrix("ldmatrix_x2_trans", 2, ".trans")
-ldmatrix_x4_trans = _ldmatrix("ldmatrix_x4_trans", 4, ".trans")
+MATRICES = Memory(_shared_address, (2, 4), "2-byte types (4-byte types: each half of an element counts as one)")
+for _count in (2, 4):
+    for _trans in ("", "_trans"):
+        _name, _registers_text = f"ldmatrix_x{_count}{_trans}", ", ".join(f"${k}" for k in range(_count))
+        globals()[_name] = _line(
+            _name, f"ldmatrix.sync.aligned.m8n8.x{_count}{_trans.replace('_', '.')}.shared.b16 {{{_registers_text}}}, "
+            f"[${_count}];", [u32] * _count, [MATRICES])
 
 
 def _mma(name, shape, types_text, accumulator, count):
     """mma.sync with `count` accumulator registers, four registers of A and two of B."""
     d, a, b, c = (", ".join(f"${k}" for k in range(start, start + n))
                   for start, n in ((0, count), (count, 4), (count + 4, 2), (count + 6, count)))
-    return _registers(name, f"mma.sync.aligned.{shape}.row.col.{types_text} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};",
-                      [accumulator] * count, [*[u32] * 6, *[accumulator] * count])
+    return _line(name, f"mma.sync.aligned.{shape}.row.col.{types_text} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};",
+                 [accumulator] * count, [*[u32] * 6, *[accumulator] * count])
 
 
 mma_m16n8k16_f32_f16 = _mma("mma_m16n8k16_f32_f16", "m16n8k16", "f32.f16.f16.f32", f32, 4)
@@ -328,17 +282,17 @@ mma_m16n8k8_f32_tf32 = _mma("mma_m16n8k8_f32_tf32", "m16n8k8", "f32.tf32.tf32.f3
 # --- wgmma ------------------------------------------------------------------------------------------------------------
 
 
+SHARED_TILE = ((1, 2, 4), "1-, 2- and 4-byte types")
+
+
 @_named("wgmma_descriptor")
 def wgmma_descriptor(typingctx, *args):
     name = "wgmma_descriptor"
-    _arity(name, args, ("shared", "i", "leading_bytes", "stride_bytes", "swizzle"))
+    _check_arity(name, args)
     shared, i = args[0], _integer(name, "i", args[1])
-    _array(name, "shared", shared, (1, 2, 4), "1-, 2- and 4-byte types")
-    leading = _literal(name, "leading_bytes", args[2], range(0, 2**18, 16))
-    stride = _literal(name, "stride_bytes", args[3], range(0, 2**18, 16))
-    swizzle = _literal(name, "swizzle", args[4], range(0, 129, 32))
-    if swizzle not in cpu_ptx.SWIZZLES:
-        raise TypingError(f"ptx.{name}: swizzle is {swizzle}; allowed are {', '.join(map(str, cpu_ptx.SWIZZLES))}")
+    _check_array(name, "shared", shared, *SHARED_TILE)
+    leading, stride, swizzle = map(functools.partial(_literal, name), ("leading_bytes", "stride_bytes", "swizzle"),
+                                   args[2:])
     fixed = leading >> 4 << 16 | stride >> 4 << 32 | cpu_ptx.SWIZZLES[swizzle] << 62
 
     def codegen(context, builder, sig, args):
@@ -361,12 +315,12 @@ def _wgmma(name, columns, inputs, transpose_b, a_in_registers):
     text = (f"{{ .reg .pred p; setp.ne.b32 p, {operands[-1]}, 0; "
             f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{inputs}.{inputs} {{{registers}}}, "
             f"{a}, {operands[-2]}, p, 1, 1, {transpose}; }}")
-    a_types = [u32] * 4 if a_in_registers else [u64]
-    constraints = ["=f"] * count + [str(k) for k in range(count)] + [LETTER[t] for t in a_types] + ["l", "r"]
+    a_types, a_letters = ([u32] * 4, ["r"] * 4) if a_in_registers else ([u64], ["l"])
+    constraints = ["=f"] * count + [str(k) for k in range(count)] + [*a_letters, "l", "r"]
 
     @_named(name)
     def typing(typingctx, *args):
-        _arity(name, args, cpu_ptx.INTRINSICS[name].params)
+        _check_arity(name, args)
         acc = args[0]
         if not isinstance(acc, types.Array) or acc.dtype != f32:
             raise TypingError(f"ptx.{name}: acc is {acc}; it must be a cuda.local.array of {count} float32")
@@ -392,125 +346,42 @@ for _columns in cpu_ptx.WGMMA_COLUMNS:
                 _name = f"wgmma_m64n{_columns}k16_f32_{_inputs}{_a}{_suffix}"
                 globals()[_name] = _wgmma(_name, _columns, _inputs, bool(_suffix), bool(_a))
 
-wgmma_fence = _registers("wgmma_fence", "wgmma.fence.sync.aligned;", [], [], memory=True)
-wgmma_commit = _registers("wgmma_commit", "wgmma.commit_group.sync.aligned;", [], [], memory=True)
-wgmma_wait = _constant_line("wgmma_wait", "wgmma.wait_group.sync.aligned {n};", range(0, 8))
-fence_proxy_async = _registers("fence_proxy_async", "fence.proxy.async.shared::cta;", [], [], memory=True)
+wgmma_fence = _line("wgmma_fence", "wgmma.fence.sync.aligned;")
+wgmma_commit = _line("wgmma_commit", "wgmma.commit_group.sync.aligned;")
+wgmma_wait = _constant_line("wgmma_wait", "wgmma.wait_group.sync.aligned {n};")
+fence_proxy_async = _line("fence_proxy_async", "fence.proxy.async.shared::cta;")
 
 # --- mbarrier, TMA, registers -----------------------------------------------------------------------------------------
 
+BARRIER, TILE = Memory(_shared_address, (8,), "uint64, in shared memory"), Memory(_shared_address, *SHARED_TILE)
 
-def _mbarrier(name, text, extra=()):
-    parameters = cpu_ptx.INTRINSICS[name].params
-
-    @_named(name)
-    def typing(typingctx, *args):
-        _arity(name, args, parameters)
-        bars, i = args[0], _integer(name, "i", args[1])
-        _array(name, "bars", bars, (8,), "uint64, in shared memory")
-
-        def codegen(context, builder, sig, args):
-            address = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            _inline_asm(builder, text, [], [address, *args[2:]], ["r"] * (1 + len(extra)))
-            return context.get_dummy_value()
-
-        return types.void(bars, i, *extra), codegen
-
-    return typing
-
-
-mbarrier_init = _mbarrier("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", (u32,))
-mbarrier_arrive = _mbarrier("mbarrier_arrive", "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }")
-mbarrier_expect_tx = _mbarrier(
-    "mbarrier_expect_tx", "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }", (u32,))
-mbarrier_wait = _mbarrier(
+mbarrier_init = _line("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", [], [BARRIER, u32])
+mbarrier_arrive = _line("mbarrier_arrive", "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }", [],
+                        [BARRIER])
+mbarrier_expect_tx = _line(
+    "mbarrier_expect_tx", "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }", [],
+    [BARRIER, u32])
+mbarrier_wait = _line(
     "mbarrier_wait",
     "{ .reg .pred done; TRY: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @done bra GO; bra TRY; GO: }",
-    (u32,))
-fence_mbarrier_init = _registers("fence_mbarrier_init", "fence.mbarrier_init.release.cluster;", [], [], memory=True)
-
-
-def _is_tensor_map(name, array):
-    if not isinstance(array, types.Array) or array.dtype != u64:
-        raise TypingError(f"ptx.{name}: tensor_map is {array}; pass what ptx.tensor_map_2d returns")
-
-
-@_named("tma_load_2d")
-def tma_load_2d(typingctx, *args):
-    name = "tma_load_2d"
-    _arity(name, args, ("shared", "i", "tensor_map", "col", "row", "bars", "b"))
-    shared, tensor_map, bars = args[0], args[2], args[5]
-    i, b = _integer(name, "i", args[1]), _integer(name, "b", args[6])
-    _array(name, "shared", shared, (1, 2, 4), "1-, 2- and 4-byte types")
-    _array(name, "bars", bars, (8,), "uint64, in shared memory")
-    _is_tensor_map(name, tensor_map)
-
-    def codegen(context, builder, sig, args):
-        target = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-        source = _global_address(context, builder, sig.args[2], args[2], types.uint64, ir.Constant(I64, 0))
-        bar = _shared_address(context, builder, sig.args[5], args[5], sig.args[6], args[6])
-        _inline_asm(builder, "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                    "[$0], [$1, {$2, $3}], [$4];", [], [target, source, args[3], args[4], bar],
-                    ["r", "l", "r", "r", "r"])
-        return context.get_dummy_value()
-
-    return types.void(shared, i, tensor_map, i32, i32, bars, b), codegen
-
-
-@_named("tma_store_2d")
-def tma_store_2d(typingctx, *args):
-    name = "tma_store_2d"
-    _arity(name, args, ("tensor_map", "col", "row", "shared", "i"))
-    tensor_map, shared, i = args[0], args[3], _integer(name, "i", args[4])
-    _array(name, "shared", shared, (1, 2, 4), "1-, 2- and 4-byte types")
-    _is_tensor_map(name, tensor_map)
-
-    def codegen(context, builder, sig, args):
-        target = _global_address(context, builder, sig.args[0], args[0], types.uint64, ir.Constant(I64, 0))
-        source = _shared_address(context, builder, sig.args[3], args[3], sig.args[4], args[4])
-        _inline_asm(builder, "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];", [],
-                    [target, args[1], args[2], source], ["l", "r", "r", "r"])
-        return context.get_dummy_value()
-
-    return types.void(tensor_map, i32, i32, shared, i), codegen
-
-
-@_named("prefetch_tensor_map")
-def prefetch_tensor_map(typingctx, *args):
-    _arity("prefetch_tensor_map", args, ("tensor_map",))
-    _is_tensor_map("prefetch_tensor_map", args[0])
-
-    def codegen(context, builder, sig, args):
-        address = _global_address(context, builder, sig.args[0], args[0], types.uint64, ir.Constant(I64, 0))
-        _inline_asm(builder, "prefetch.tensormap [$0];", [], [address], ["l"])
-        return context.get_dummy_value()
-
-    return types.void(args[0]), codegen
-
-
-@_named("prefetch_l2")
-def prefetch_l2(typingctx, *args):
-    _arity("prefetch_l2", args, ("array", "i", "nbytes"))
-    i = _integer("prefetch_l2", "i", args[1])
-    _integer("prefetch_l2", "nbytes", args[2])
-    _array("prefetch_l2", "array", args[0], *FOUR_OR_TWO)
-
-    def codegen(context, builder, sig, args):
-        address = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-        _inline_asm(builder, "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [address, args[2]], ["l", "r"])
-        return context.get_dummy_value()
-
-    return types.void(args[0], i, u32), codegen
-
-
-tma_store_commit = _registers("tma_store_commit", "cp.async.bulk.commit_group;", [], [], memory=True)
-tma_store_wait = _constant_line("tma_store_wait", "cp.async.bulk.wait_group.read {n};", range(0, 8))
-griddepcontrol_wait = _registers("griddepcontrol_wait", "griddepcontrol.wait;", [], [], memory=True)
-griddepcontrol_launch_dependents = _registers(
-    "griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents;", [], [], memory=True)
-setmaxnreg_increase = _constant_line("setmaxnreg_increase", "setmaxnreg.inc.sync.aligned.u32 {n};", range(24, 257, 8))
-setmaxnreg_decrease = _constant_line("setmaxnreg_decrease", "setmaxnreg.dec.sync.aligned.u32 {n};", range(24, 257, 8))
-named_barrier_sync = _registers("named_barrier_sync", "bar.sync $0, $1;", [], [u32, u32], memory=True)
+    [], [BARRIER, u32])
+fence_mbarrier_init = _line("fence_mbarrier_init", "fence.mbarrier_init.release.cluster;")
+tma_load_2d = _line(
+    "tma_load_2d", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[$0], [$1, {$2, $3}], [$4];", [], [TILE, TENSOR_MAP, i32, i32, BARRIER])
+tma_store_2d = _line(
+    "tma_store_2d", "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];", [],
+    [TENSOR_MAP, i32, i32, TILE])
+tma_store_commit = _line("tma_store_commit", "cp.async.bulk.commit_group;")
+tma_store_wait = _constant_line("tma_store_wait", "cp.async.bulk.wait_group.read {n};")
+prefetch_tensor_map = _line("prefetch_tensor_map", "prefetch.tensormap [$0];", [], [TENSOR_MAP])
+prefetch_l2 = _line("prefetch_l2", "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [GLOBAL4, u32])
+griddepcontrol_wait = _line("griddepcontrol_wait", "griddepcontrol.wait;")
+griddepcontrol_launch_dependents = _line(
+    "griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents;")
+setmaxnreg_increase = _constant_line("setmaxnreg_increase", "setmaxnreg.inc.sync.aligned.u32 {n};")
+setmaxnreg_decrease = _constant_line("setmaxnreg_decrease", "setmaxnreg.dec.sync.aligned.u32 {n};")
+named_barrier_sync = _line("named_barrier_sync", "bar.sync $0, $1;", [], [u32, u32])
 
 
 def tensor_map_2d(array, box_rows, box_cols, swizzle=128):

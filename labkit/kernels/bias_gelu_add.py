@@ -7,7 +7,6 @@ Source  Radford et al.: Language Models are Unsupervised Multitask Learners (201
 At the timed size the work is negligible: the launches take all the time.
 """
 
-
 import numpy as np
 
 from labkit import cuda, u32

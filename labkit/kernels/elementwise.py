@@ -88,15 +88,6 @@ def _check_vectors(a, b, out):
 # --- The same addition over a volume: a thread's three coordinates and memory --------------------------------------
 
 
-@rung(kernel=vector_add_per_thread_kernel, idea="flat: 1,024 threads in a row")
-def volume_add_1d(a, b, out, stream=0, block=1024):
-    """As 3d, but the volume is one long vector. The threads of a block follow x, which runs fastest."""
-    _check_volumes(a, b, out)
-    grid = blocks_for((out.size,), (block,))
-    flat = (array.reshape(array.size) for array in (a, b, out))
-    vector_add_per_thread_kernel[grid, block, stream](*flat)
-
-
 @cuda.jit
 def volume_add_3d_kernel(a, b, out, nx, ny, nz):
     x, y, z = u32.grid(3)
@@ -114,6 +105,15 @@ def volume_add_3d(a, b, out, stream=0, block=(16, 8, 8)):
     grid = blocks_for((nx, ny, nz), block)
     flat = (array.reshape(array.size) for array in (a, b, out))
     volume_add_3d_kernel[grid, block, stream](*flat, *unsigned(nx, ny, nz))
+
+
+@rung(kernel=vector_add_per_thread_kernel, idea="flat: 1,024 threads in a row")
+def volume_add_1d(a, b, out, stream=0, block=1024):
+    """As 3d, but the volume is one long vector. The threads of a block follow x, which runs fastest."""
+    _check_volumes(a, b, out)
+    grid = blocks_for((out.size,), (block,))
+    flat = (array.reshape(array.size) for array in (a, b, out))
+    vector_add_per_thread_kernel[grid, block, stream](*flat)
 
 
 def _check_volumes(a, b, out):

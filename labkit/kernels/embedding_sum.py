@@ -9,7 +9,6 @@ Positions are an input: in a packed batch each sentence starts at 0 again. An in
 NaN: a launcher cannot read device memory without a synchronisation.
 """
 
-
 import numpy as np
 from numba import float32, int32, uint32
 

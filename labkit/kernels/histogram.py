@@ -9,7 +9,6 @@ atomics on one address run one after another. So sizes have a third number, S: t
 one value. With S=100 all are equal.
 """
 
-
 import numpy as np
 from numba import int32, uint32
 

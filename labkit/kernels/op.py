@@ -68,11 +68,42 @@ class Rung:
         """Why the present device cannot run it; empty if it can."""
         return missing(self.needs)
 
+    def called(self, name: str, launcher: Callable, **fields) -> Rung:
+        """This rung under another name and called in another way, as an Op needs it: with its inputs, then out."""
+        return replace(self, launcher=named(name, self.__doc__)(launcher), **fields)
+
 
 def rung(*, kernel, idea: str, failed: str = "", tolerance: Callable | None = None, needs: tuple | None = None,
          sizes: str = "") -> Callable[[Callable], Rung]:
     """Decorate a launcher as a Rung with these fields."""
     return lambda launcher: Rung(launcher, kernel, idea, failed, tolerance, needs, sizes)
+
+
+def named(name: str, doc: str | None = None) -> Callable[[Callable], Callable]:
+    """Decorate a launcher that a function makes: give it this name, and a docstring."""
+    def rename(launcher):
+        launcher.__name__ = launcher.__qualname__ = name
+        launcher.__doc__ = doc or launcher.__doc__
+        return launcher
+
+    return rename
+
+
+def renamed(launch: Callable, name: str, **fields) -> Rung:
+    """A plain launcher as a rung of this name. fields: as `rung` takes them."""
+    @rung(**fields)
+    @named(name)
+    @functools.wraps(launch)
+    def launcher(*args, **kwargs):
+        launch(*args, **kwargs)
+
+    return launcher
+
+
+def rungs_of(module, prefix: str = "") -> tuple[Rung, ...]:
+    """The rungs that a module defines, in its order. prefix: those of one operation, whose names begin so."""
+    return tuple(value for name, value in vars(module).items() if isinstance(value, Rung)
+                 and value.__module__ == module.__name__ and name.startswith(prefix and f"{prefix}_"))
 
 
 def missing(needs: tuple | None) -> str:
@@ -174,6 +205,11 @@ class Op(ResultTable):
     def with_rungs(self, *rungs: Rung) -> Op:
         """The same operation with other rungs: your own kernel beside the ones here."""
         return replace(self, rungs=rungs)
+
+
+def sizes(axes: str, *lengths: tuple[int, ...]) -> tuple[dict, ...]:
+    """Sizes by the lengths of their axes: sizes("R C", (1, 3), (2, 5)) is ({"R": 1, "C": 3}, {"R": 2, "C": 5})."""
+    return tuple(dict(zip(axes.split(), each, strict=True)) for each in lengths)
 
 
 def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -9,7 +9,6 @@ Work    T*C additions, in an order that depends on the sentence alone: its mean 
 Source  Reimers, Gurevych: Sentence-BERT (2019), https://arxiv.org/abs/1908.10084
 """
 
-
 import numpy as np
 from numba import float32, int32, uint32
 

@@ -1,11 +1,10 @@
-"""Reduce each row of a matrix to its sum or its largest element. One rung for each idea, slowest first.
+"""Reduce each row of a matrix to its sum. One rung for each idea, slowest first.
 
 Shapes  x (R, C), out (R,); float32, C-contiguous; any sizes
 Work    R*C operations; 4*R*C + 4*R bytes: the limit is memory
 Source  CUDA C++ Programming Guide, "Warp Shuffle Functions"; M. Harris, "Optimizing Parallel Reduction in CUDA"
 
-The device functions at the top are used by softmax and LayerNorm, too. Each gives its result to every thread. Sum and
-maximum differ in one operation and in their initial value, so one function makes both kernels.
+The device functions at the top are used by softmax and LayerNorm, too. Each gives its result to every thread.
 """
 
 import numpy as np
@@ -28,21 +27,7 @@ def reduce_sum_reference(x):
     return x.astype(np.float64).sum(axis=1)
 
 
-def reduce_max_reference(x):
-    return x.astype(np.float64).max(axis=1)
-
-
 # --- Device functions ----------------------------------------------------------------------------------------------
-
-
-@cuda.jit(device=True)
-def add(a, b):
-    return a + b
-
-
-@cuda.jit(device=True)
-def larger(a, b):
-    return max(a, b)
 
 
 @cuda.jit(device=True)
@@ -126,166 +111,148 @@ def block_max(value, partial):
     return largest
 
 
-# --- The ladder ----------------------------------------------------------------------------------------------------
-# A function makes each rung twice: `combine` and `identity` are those of a sum or of a maximum.
+# --- The ladder: the sum of each row -------------------------------------------------------------------------------
 
 
-def named(name: str):
-    """Decorate a launcher that a function makes: give it this name."""
-    def rename(launcher):
-        launcher.__name__ = launcher.__qualname__ = name
-        return launcher
-
-    return rename
-
-
-def make_reduce_sequential(name, combine, identity):
-    @cuda.jit
-    def reduce_sequential_kernel(x, out):
-        row = u32.grid(1)
-        if row < x.shape[0]:
-            cols = u32.shape(x)[1]
-            total = identity
-            for col in u32.range(cols):
-                total = combine(total, x[row, col])
-            out[row] = total
-
-    @rung(kernel=reduce_sequential_kernel, idea="one thread a row, one element after another")
-    @named(f"reduce_{name}_sequential")
-    def reduce_sequential(x, out, stream=0):
-        """One thread reduces a row: C steps, one after another. Neighbouring threads read from neighbouring rows."""
-        rows, _ = _check(x, out)
-        reduce_sequential_kernel[-(-rows // 32), 32, stream](x, out)  # one warp a block: few rows still reach many SMs
-
-    return reduce_sequential
-
-
-def make_reduce_tree(name, combine, identity, block_reduce):
-    @cuda.jit
-    def reduce_tree_kernel(x, out):
-        shared = cuda.shared.array(0, float32)  # one element per thread: the size is set at launch
-        row, thread = u32.blockIdx.x, u32.threadIdx.x
+@cuda.jit
+def reduce_sequential_kernel(x, out):
+    row = u32.grid(1)
+    if row < x.shape[0]:
         cols = u32.shape(x)[1]
-        total = identity
-        for col in u32.range(thread, cols, u32.blockDim.x):
-            total = combine(total, x[row, col])
-        total = block_reduce(total, shared)
-        if thread == 0:
-            out[row] = total
-
-    @rung(kernel=reduce_tree_kernel, idea="one block a row, a tree in shared memory")
-    @named(f"reduce_{name}_tree")
-    def reduce_tree(x, out, stream=0, block=BLOCK):
-        """As sequential, but a block of 2^n threads shares a row; a tree combines their results in n steps, with a
-        barrier each."""
-        rows, _ = _check(x, out)
-        check_tree_block(block)
-        reduce_tree_kernel[rows, block, stream, 4 * block](x, out)
-
-    return reduce_tree
+        total = ZERO
+        for col in u32.range(cols):
+            total += x[row, col]
+        out[row] = total
 
 
-def make_reduce_warp(name, combine, identity, warp_reduce):
-    @cuda.jit
-    def reduce_warp_kernel(x, out):
-        thread = u32.threadIdx.x
-        row = u32.blockIdx.x * WARPS + (thread >> 5)
-        if row < x.shape[0]:  # the same for all lanes of a warp: no shuffle misses one
-            cols = u32.shape(x)[1]
-            total = identity
-            for col in u32.range(thread & 31, cols, 32):
-                total = combine(total, x[row, col])
-            total = warp_reduce(total)
-            if thread & 31 == 0:
-                out[row] = total
-
-    @rung(kernel=reduce_warp_kernel, idea="one warp a row, five shuffles")
-    @named(f"reduce_{name}_warp")
-    def reduce_warp(x, out, stream=0):
-        """As tree, but a warp shares a row: its lanes exchange values by shuffles, without shared memory or barrier."""
-        rows, _ = _check(x, out)
-        reduce_warp_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
-
-    return reduce_warp
+@rung(kernel=reduce_sequential_kernel, idea="one thread a row, one element after another")
+def reduce_sum_sequential(x, out, stream=0):
+    """One thread reduces a row: C steps, one after another. Neighbouring threads read from neighbouring rows."""
+    rows, _ = _check(x, out)
+    reduce_sequential_kernel[-(-rows // 32), 32, stream](x, out)  # one warp a block: few rows still reach many SMs
 
 
-def make_reduce_two_level(name, combine, identity, block_reduce):
-    @cuda.jit
-    def reduce_two_level_kernel(x, out):
-        partial = cuda.shared.array(32, float32)
-        row, thread = u32.blockIdx.x, u32.threadIdx.x
+@cuda.jit
+def reduce_tree_kernel(x, out):
+    shared = cuda.shared.array(0, float32)  # one element per thread: the size is set at launch
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    cols = u32.shape(x)[1]
+    total = ZERO
+    for col in u32.range(thread, cols, u32.blockDim.x):
+        total += x[row, col]
+    total = block_reduce_sum(total, shared)
+    if thread == 0:
+        out[row] = total
+
+
+@rung(kernel=reduce_tree_kernel, idea="one block a row, a tree in shared memory")
+def reduce_sum_tree(x, out, stream=0, block=BLOCK):
+    """As sequential, but a block of 2^n threads shares a row; a tree combines their results in n steps, with a
+    barrier each."""
+    rows, _ = _check(x, out)
+    check_tree_block(block)
+    reduce_tree_kernel[rows, block, stream, 4 * block](x, out)
+
+
+@cuda.jit
+def reduce_warp_kernel(x, out):
+    thread = u32.threadIdx.x
+    row = u32.blockIdx.x * WARPS + (thread >> 5)
+    if row < x.shape[0]:  # the same for all lanes of a warp: no shuffle misses one
         cols = u32.shape(x)[1]
-        total = identity
-        for col in u32.range(thread, cols, u32.blockDim.x):
-            total = combine(total, x[row, col])
-        total = block_reduce(total, partial)
-        if thread == 0:
+        total = ZERO
+        for col in u32.range(thread & 31, cols, 32):
+            total += x[row, col]
+        total = warp_sum(total)
+        if thread & 31 == 0:
             out[row] = total
 
-    @rung(kernel=reduce_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
-    @named(f"reduce_{name}_two_level")
-    def reduce_two_level(x, out, stream=0, block=BLOCK):
-        """As warp, but several warps share a row. Their results pass through shared memory, and every warp combines
-        them by shuffles."""
-        rows, _ = _check(x, out)
-        check_warp_block(block)
-        reduce_two_level_kernel[rows, block, stream](x, out)
 
-    return reduce_two_level
+@rung(kernel=reduce_warp_kernel, idea="one warp a row, five shuffles")
+def reduce_sum_warp(x, out, stream=0):
+    """As tree, but a warp shares a row: its lanes exchange values by shuffles, without shared memory or barrier."""
+    rows, _ = _check(x, out)
+    reduce_warp_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
 
 
-def make_reduce_vectorized(name, combine, identity, block_reduce, two_level):
-    @cuda.jit
-    def reduce_vectorized_kernel(x, out):
-        partial = cuda.shared.array(32, float32)
-        row, thread = u32.blockIdx.x, u32.threadIdx.x
+@cuda.jit
+def reduce_two_level_kernel(x, out):
+    partial = cuda.shared.array(32, float32)
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    cols = u32.shape(x)[1]
+    total = ZERO
+    for col in u32.range(thread, cols, u32.blockDim.x):
+        total += x[row, col]
+    total = block_sum(total, partial)
+    if thread == 0:
+        out[row] = total
+
+
+@rung(kernel=reduce_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
+def reduce_sum_two_level(x, out, stream=0, block=BLOCK):
+    """As warp, but several warps share a row. Their results pass through shared memory, and every warp combines them
+    by shuffles."""
+    rows, _ = _check(x, out)
+    check_warp_block(block)
+    reduce_two_level_kernel[rows, block, stream](x, out)
+
+
+@cuda.jit
+def reduce_vectorized_kernel(x, out):
+    partial = cuda.shared.array(32, float32)
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    cols = u32.shape(x)[1]
+    base = row * cols
+    stride = 4 * u32.blockDim.x
+    col = 4 * thread
+    total = ZERO
+    while col + 3 * stride < cols:  # four loads before the first use: 64 bytes a thread in flight
+        a, b, c, d = ptx.load_nc4(x, base + col)
+        e, f, g, h = ptx.load_nc4(x, base + col + stride)
+        i, j, k, m = ptx.load_nc4(x, base + col + 2 * stride)
+        n, o, p, q = ptx.load_nc4(x, base + col + 3 * stride)
+        left = ((a + b) + (c + d)) + ((e + f) + (g + h))
+        total += left + (((i + j) + (k + m)) + ((n + o) + (p + q)))
+        col += 4 * stride
+    while col < cols:
+        a, b, c, d = ptx.load_nc4(x, base + col)
+        total += (a + b) + (c + d)
+        col += stride
+    total = block_sum(total, partial)
+    if thread == 0:
+        out[row] = total
+
+
+@rung(kernel=(reduce_vectorized_kernel, reduce_two_level_kernel), idea="four loads of 128 bits in flight")
+def reduce_sum_vectorized(x, out, stream=0, block=BLOCK):
+    """As two_level, but a thread loads four neighbours at once, and four times before it combines them. Rows whose
+    length is not a multiple of four are not aligned: two_level takes those."""
+    rows, cols = _check(x, out)
+    check_warp_block(block)
+    (reduce_two_level_kernel if cols % 4 else reduce_vectorized_kernel)[rows, block, stream](x, out)
+
+
+# --- The largest of each row, for a softmax by library calls -------------------------------------------------------
+
+
+@cuda.jit
+def row_max_kernel(x, out):
+    thread = u32.threadIdx.x
+    row = u32.blockIdx.x * WARPS + (thread >> 5)
+    if row < x.shape[0]:
         cols = u32.shape(x)[1]
-        base = row * cols
-        stride = 4 * u32.blockDim.x
-        col = 4 * thread
-        total = identity
-        while col + 3 * stride < cols:  # four loads before the first use: 64 bytes a thread in flight
-            a, b, c, d = ptx.load_nc4(x, base + col)
-            e, f, g, h = ptx.load_nc4(x, base + col + stride)
-            i, j, k, m = ptx.load_nc4(x, base + col + 2 * stride)
-            n, o, p, q = ptx.load_nc4(x, base + col + 3 * stride)
-            left = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
-            right = combine(combine(combine(i, j), combine(k, m)), combine(combine(n, o), combine(p, q)))
-            total = combine(total, combine(left, right))
-            col += 4 * stride
-        while col < cols:
-            a, b, c, d = ptx.load_nc4(x, base + col)
-            total = combine(total, combine(combine(a, b), combine(c, d)))
-            col += stride
-        total = block_reduce(total, partial)
-        if thread == 0:
-            out[row] = total
-
-    @rung(kernel=(reduce_vectorized_kernel, two_level.kernel), idea="four loads of 128 bits in flight")
-    @named(f"reduce_{name}_vectorized")
-    def reduce_vectorized(x, out, stream=0, block=BLOCK):
-        """As two_level, but a thread loads four neighbours at once, and four times before it combines them. Rows whose
-        length is not a multiple of four are not aligned: two_level takes those."""
-        rows, cols = _check(x, out)
-        check_warp_block(block)
-        (two_level.kernel if cols % 4 else reduce_vectorized_kernel)[rows, block, stream](x, out)
-
-    return reduce_vectorized
+        largest = NEG_INF
+        for col in u32.range(thread & 31, cols, 32):
+            largest = max(largest, x[row, col])
+        largest = warp_max(largest)
+        if thread & 31 == 0:
+            out[row] = largest
 
 
-reduce_sum_sequential = make_reduce_sequential("sum", add, ZERO)
-reduce_sum_tree = make_reduce_tree("sum", add, ZERO, block_reduce_sum)
-reduce_sum_warp = make_reduce_warp("sum", add, ZERO, warp_sum)
-reduce_sum_two_level = make_reduce_two_level("sum", add, ZERO, block_sum)
-reduce_sum_vectorized = make_reduce_vectorized("sum", add, ZERO, block_sum, reduce_sum_two_level)
-sum_tree_kernel, sum_warp_kernel, sum_two_level_kernel = (
-    one.kernel for one in (reduce_sum_tree, reduce_sum_warp, reduce_sum_two_level))
-
-reduce_max_sequential = make_reduce_sequential("max", larger, NEG_INF)
-reduce_max_tree = make_reduce_tree("max", larger, NEG_INF, block_reduce_max)
-reduce_max_warp = make_reduce_warp("max", larger, NEG_INF, warp_max)
-reduce_max_two_level = make_reduce_two_level("max", larger, NEG_INF, block_max)
-reduce_max_vectorized = make_reduce_vectorized("max", larger, NEG_INF, block_max, reduce_max_two_level)
+def row_max(x, out, stream=0):
+    """The largest element of each row, by a warp each."""
+    rows, _ = _check(x, out)
+    row_max_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
 
 
 def check_tree_block(block: int) -> None:

@@ -5,7 +5,6 @@ Work    n additions; 12*n bytes. The result is exact: the sum that IEEE 754 pres
 Source  He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2015), https://arxiv.org/abs/1512.03385
 """
 
-
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array

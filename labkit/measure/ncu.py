@@ -26,8 +26,9 @@ from labkit._common.files import write_text
 
 # Operation -> the rungs to profile; all of them if empty. At the operation's own size, PyTorch beside them.
 PROFILED: dict[str, tuple[str, ...]] = {
-    "matmul": ("matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_register_blocked",
-               "matmul_register_blocked_16", "matmul_vectorized", "matmul_double_buffered", "matmul_pipelined"),
+    "matmul": ("matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_grouped", "matmul_register_blocked",
+               "matmul_register_blocked_16", "matmul_vectorized", "matmul_double_buffered", "matmul_async_copies",
+               "matmul_warp_tiles", "matmul_reads_ahead", "matmul_pipelined"),
     "softmax": (),
     "masked_softmax_causal": (),
     "layernorm": ("layernorm_naive", "layernorm_block_tree", "layernorm_warp_per_row", "layernorm_registers"),
@@ -161,7 +162,8 @@ def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
         for _ in range(4):
             result = under_ncu("--profile-from-start", "off", "--csv", "--print-units", "base", "--metrics",
                                ",".join(metrics), program=("labkit.measure.ncu", "--workload", name, "--rungs",
-                                                           ",".join(rungs), "--sequence", str(sequence)))
+                                                           ",".join(rungs), "--sequence", str(sequence)),
+                               timeout_s=400)  # every rung is compiled first
             unknown = set(re.findall(r"[Ff]ailed to find metric (?:regex:)?\W*([\w.]+)", result.stdout + result.stderr))
             unknown &= set(metrics)
             if not unknown:

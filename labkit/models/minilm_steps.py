@@ -20,8 +20,7 @@ from labkit.kernels.attention.sentences_unfused import attention_sentences_three
 from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.embedding_sum import embedding_sum
 from labkit.kernels.linear import layers
-from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_warp
-from labkit.kernels.norm.half_block import layernorm_half_block
+from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_block, layernorm_half_warp
 from labkit.models.configs import PARTS
 from labkit.models.minilm import HALF, Config, Kernels, Shape, attention_of_one_product, linear_half
 

@@ -35,7 +35,7 @@ def exported(array: np.ndarray, stream) -> dict:
         raise AttributeError("an array of the CPU device has no __cuda_array_interface__ where there is a GPU's driver")
     address = array.__array_interface__["data"][0] if array.size else 0
     if array.size:
-        _EXPORTED[_bounds(address, array.shape, array.strides, array.itemsize)] = array
+        _EXPORTED[bounds(address, array.shape, array.strides, array.itemsize)] = array
     return {
         "shape": array.shape, "strides": None if array.flags.c_contiguous else array.strides, "version": 3,
         "typestr": array.dtype.str, "data": (address, not array.flags.writeable),
@@ -63,7 +63,7 @@ def imported(name: str, subject: str, described: dict, owner) -> np.ndarray:
         return np.empty(shape, dtype)
     if not strides:
         strides = tuple(int(np.prod(shape[k + 1 :])) * dtype.itemsize for k in range(len(shape)))
-    low, high = _bounds(described["data"][0], shape, strides, dtype.itemsize)
+    low, high = bounds(described["data"][0], shape, strides, dtype.itemsize)
     base = next((a for (start, end), a in list(_EXPORTED.items()) if start <= low and high <= end), None)
     if base is None:
         raise TypeError(
@@ -75,7 +75,7 @@ def imported(name: str, subject: str, described: dict, owner) -> np.ndarray:
     return np.asarray(_Memory(interface, (base, owner)))
 
 
-def _bounds(address, shape, strides, itemsize) -> tuple[int, int]:
+def bounds(address, shape, strides, itemsize) -> tuple[int, int]:
     """The first byte of an array, and the end of its last."""
     low = address + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if stride < 0)
     return low, low + extent_bytes(shape, strides, itemsize)

@@ -1,6 +1,5 @@
 """A kernel compiled for one set of argument types, or prepared for the interpreter."""
 
-import contextlib
 import hashlib
 
 import numba
@@ -12,6 +11,7 @@ from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.cache import is_code_cached, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
+from labkit.simt.codegen.liveness import replaced
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
@@ -93,15 +93,10 @@ def _signature(all_types):
             *all_types)
 
 
-@contextlib.contextmanager
 def _quicker_compiles():
     """LLVM's -O2: kernels compile in half the time that Numba's -O3 takes, and run as fast."""
-    original = numba.core.config.OPT
-    numba.core.config.OPT = type(original)(min(int(original), HIGHEST_OPT))
-    try:
-        yield
-    finally:
-        numba.core.config.OPT = original
+    level = numba.core.config.OPT
+    return replaced(numba.core.config, "OPT", type(level)(min(int(level), HIGHEST_OPT)))
 
 
 def frozen_constant(array):

@@ -13,6 +13,19 @@ def file_label(filename):
     return relative if not relative.startswith("..") else filename
 
 
+def coordinates(linear, shape):
+    """(x, y, z) of a thread of a block, or of a block of a grid."""
+    x, y, _ = shape
+    return (int(linear % x), int(linear // x % y), int(linear // (x * y)))
+
+
+def short_position(position, shape):
+    """x alone for a one-dimensional block or grid, else the tuple."""
+    if shape[1] == shape[2] == 1:
+        return str(position[0])
+    return str(tuple(position[:2] if shape[2] == 1 else position))
+
+
 def shown_index(parts):
     """Return an index as source code: (2, slice(None, 5)) -> "2, :5"."""
     parts = parts if isinstance(parts, tuple) else (parts,)

@@ -1,6 +1,7 @@
 """A fault record -> the error, in sentences that name the kernel, the line, the block and the thread.
 
-ERRORS is the table: a fault code, and the function that makes its error.
+ERRORS is the table: a fault code, the class of its error, and the function of its sentence (of the error itself where
+there is no class).
 """
 
 import numpy as np
@@ -14,9 +15,11 @@ from labkit.simt.errors import (
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    coordinates,
     failure_sentence,
     file_label,
     raised_error,
+    short_position,
     shown_index,
 )
 from labkit.simt.runtime import fault_record
@@ -25,7 +28,9 @@ from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, S
 
 def describe(record, kernel_name, sites, grid, block, limit):
     """The error for a fault record. limit: seconds, if the launch was stopped by its time limit, else None."""
-    return ERRORS[int(record[CODE])](Fault(record, kernel_name, sites, grid, block, limit))
+    kind, make = ERRORS[int(record[CODE])]
+    fault = Fault(record, kernel_name, sites, grid, block, limit)
+    return make(fault) if kind is None else fault.error(kind, make(fault))
 
 
 def unforeseen(error, function):
@@ -56,7 +61,7 @@ class Fault:
         thread_index = coordinates(int(record[THREAD]) % padded, block)
         block_index = coordinates(int(record[BLOCK]), grid)
         self.lane = int(record[THREAD]) & 31
-        self.thread, self.block = _short(thread_index, block), _short(block_index, grid)
+        self.thread, self.block = short_position(thread_index, block), short_position(block_index, grid)
         self.attrs = {
             "kernel": kernel_name, "filename": filename, "line": line, "block": block_index, "thread": thread_index,
         }  # fmt: skip
@@ -88,9 +93,8 @@ def _wide_bounds(fault):
     intrinsic, _, array = fault.text.partition("|")
     dims, count = divmod(fault.details[0], 256)
     shape = fault.shape(dims)
-    return out_of_row(
-        fault.location, fault.spot, intrinsic, array, fault.details[1], count, shape, fault.tail, fault.attrs
-    )
+    element = intrinsic, array, fault.details[1], count, shape
+    return out_of_row(fault.location, fault.spot, *element, fault.tail, fault.attrs)
 
 
 def _misaligned(fault):
@@ -102,9 +106,7 @@ def _misaligned(fault):
 def _copy_size(fault):
     intrinsic, _, _ = fault.text.partition("|")
     valid, max_bytes, _ = fault.details
-    return fault.error(
-        KernelAssertionError, f"{fault.spot} passes valid = {valid} to {intrinsic}; it must be 0 to {max_bytes} bytes"
-    )
+    return f"{fault.spot} passes valid = {valid} to {intrinsic}; it must be 0 to {max_bytes} bytes"
 
 
 def out_of_row(location, spot, intrinsic, array, index, count, shape, tail, attrs):
@@ -133,16 +135,10 @@ def _barrier(fault):
     arrived, threads, is_live = fault.details
     why = "is elsewhere in the kernel" if is_live else "has returned"
     if fault.text == "grid_sync":
-        return fault.error(
-            BarrierError,
-            f"cg.this_grid().sync() was reached by {arrived} of the {threads} threads of the grid; thread "
-            f"{fault.thread} of block {fault.block} {why}. Every thread of the grid must reach it",
-        )
-    return fault.error(
-        BarrierError,
-        f"cuda.{fault.text}() was reached by {arrived} of the {threads} threads of block {fault.block}; thread "
-        f"{fault.thread} {why}. Every thread of a block must reach a barrier",
-    )
+        return (f"cg.this_grid().sync() was reached by {arrived} of the {threads} threads of the grid; thread "
+                f"{fault.thread} of block {fault.block} {why}. Every thread of the grid must reach it")
+    return (f"cuda.{fault.text}() was reached by {arrived} of the {threads} threads of block {fault.block}; thread "
+            f"{fault.thread} {why}. Every thread of a block must reach a barrier")
 
 
 def grid_barrier_warning(record, kernel_name, sites, grid, block):
@@ -166,36 +162,24 @@ def _as_warning(text, **_):
 def _warp_mask(fault):
     mask, _, absent = fault.details
     absent = [lane for lane in range(32) if absent >> lane & 1]
-    return fault.error(
-        WarpError,
-        f"cuda.{fault.text} under divergence: {fault.spot} calls it with the mask {mask & 0xFFFFFFFF:#010x}, and "
-        f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there",
-    )
+    return (f"cuda.{fault.text} under divergence: {fault.spot} calls it with the mask {mask & 0xFFFFFFFF:#010x}, and "
+            f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there")
 
 
 def _warp_source(fault):
-    return fault.error(
-        WarpError,
-        f"{fault.spot} reads lane {fault.details[0]} with cuda.{fault.text}, and that lane takes no part in it: it has "
-        "returned, or does not exist",
-    )
+    return (f"{fault.spot} reads lane {fault.details[0]} with cuda.{fault.text}, and that lane takes no part in it: it "
+            "has returned, or does not exist")
 
 
 def _warp_self(fault):
-    return fault.error(
-        WarpError,
-        f"{fault.spot} calls cuda.{fault.text} with the mask {fault.details[0] & 0xFFFFFFFF:#010x}, which leaves out "
-        f"its own lane, {fault.lane}",
-    )
+    return (f"{fault.spot} calls cuda.{fault.text} with the mask {fault.details[0] & 0xFFFFFFFF:#010x}, which leaves "
+            f"out its own lane, {fault.lane}")
 
 
 def _warp_part(fault):
     absent = [lane for lane in range(32) if not fault.details[0] >> lane & 1]
-    return fault.error(
-        WarpError,
-        f"{fault.text} under divergence: {fault.spot} calls it, and {_lanes(absent)} of its warp "
-        f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must",
-    )
+    return (f"{fault.text} under divergence: {fault.spot} calls it, and {_lanes(absent)} of its warp "
+            f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must")
 
 
 # ---------------------------------------------------------------- the rest
@@ -207,56 +191,38 @@ def _assertion(fault):
 
 
 def _no_step(fault):
-    return fault.error(KernelValueError, f"{fault.spot} runs over a range whose step is 0")
+    return f"{fault.spot} runs over a range whose step is 0"
 
 
 def _reshape(fault):
     have, want, _ = fault.details
-    return fault.error(
-        KernelValueError, f"{fault.spot} reshapes {fault.text}, which has {have:,} elements, to a shape of {want:,}"
-    )
+    return f"{fault.spot} reshapes {fault.text}, which has {have:,} elements, to a shape of {want:,}"
 
 
 def _timeout(fault):
     seconds = f"{fault.limit:g} s" if fault.limit else "the time limit"
-    return fault.error(
-        KernelTimeout,
-        f"stopped after {seconds} in which no block ended: a loop that never ends? It was {fault.spot} that ran. "
-        "LABKIT_TIME_LIMIT sets the limit in seconds",
-    )
+    return (f"stopped after {seconds} in which no block ended: a loop that never ends? It was {fault.spot} that ran. "
+            "LABKIT_TIME_LIMIT sets the limit in seconds")
 
 
 ERRORS = {
-    fault_record.OUT_OF_BOUNDS: _out_of_bounds,
-    fault_record.WIDE_BOUNDS: _wide_bounds,
-    fault_record.MISALIGNED: _misaligned,
-    fault_record.COPY_SIZE: _copy_size,
-    fault_record.BARRIER: _barrier,
-    fault_record.WARP_MASK: _warp_mask,
-    fault_record.WARP_SOURCE: _warp_source,
-    fault_record.WARP_SELF: _warp_self,
-    fault_record.WARP_PART: _warp_part,
-    fault_record.ASSERTION: _assertion,
-    fault_record.ABORTED: _timeout,
-    fault_record.NO_STEP: _no_step,
-    fault_record.RESHAPE: _reshape,
+    fault_record.OUT_OF_BOUNDS: (None, _out_of_bounds),
+    fault_record.WIDE_BOUNDS: (None, _wide_bounds),
+    fault_record.MISALIGNED: (None, _misaligned),
+    fault_record.COPY_SIZE: (KernelAssertionError, _copy_size),
+    fault_record.BARRIER: (BarrierError, _barrier),
+    fault_record.WARP_MASK: (WarpError, _warp_mask),
+    fault_record.WARP_SOURCE: (WarpError, _warp_source),
+    fault_record.WARP_SELF: (WarpError, _warp_self),
+    fault_record.WARP_PART: (WarpError, _warp_part),
+    fault_record.ASSERTION: (None, _assertion),
+    fault_record.ABORTED: (KernelTimeout, _timeout),
+    fault_record.NO_STEP: (KernelValueError, _no_step),
+    fault_record.RESHAPE: (KernelValueError, _reshape),
 }
 
 
 # ---------------------------------------------------------------- words
-
-
-def coordinates(linear, shape):
-    """(x, y, z) of a thread of a block, or of a block of a grid."""
-    x, y, _ = shape
-    return (int(linear % x), int(linear // x % y), int(linear // (x * y)))
-
-
-def _short(position, shape):
-    """x alone for a one-dimensional block or grid, else the tuple."""
-    if shape[1] == shape[2] == 1:
-        return str(position[0])
-    return str(position[:2] if shape[2] == 1 else position)
 
 
 def _lanes(lanes):

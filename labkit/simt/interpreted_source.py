@@ -5,7 +5,7 @@ import copy
 
 from labkit.simt import unsigned
 from labkit.simt.errors import file_label
-from labkit.simt.ir import ID_NAMES, BinOp, Inline, Lowering, assign, copied, load
+from labkit.simt.ir import ID_NAMES, BinOp, Inline, Lowering, assign, copied, integer_literal, load
 from labkit.simt.spins import is_counted, is_spin
 from labkit.simt.typed_tree import Convert
 
@@ -152,12 +152,12 @@ class ToPython(Lowering):
     @staticmethod
     def _operation(op, left, right):
         """An operator with Numba's types: a function of typed_numbers.py."""
-        is_constant = isinstance(op, ast.Pow) and _integer_literal(right) is not None
+        is_constant = isinstance(op, ast.Pow) and integer_literal(right) is not None
         name = "_constant_power" if is_constant else f"_{type(op).__name__}"
         return ast.Call(ast.Name(name, ast.Load()), [left, right], [])
 
     def visit_UnaryOp(self, node):
-        if isinstance(node.op, ast.Not) or _integer_literal(node) is not None:
+        if isinstance(node.op, ast.Not) or integer_literal(node) is not None:
             return self.generic_visit(node)
         return ast.Call(ast.Name(f"_{type(node.op).__name__}", ast.Load()), [self.visit(node.operand)], [])
 
@@ -169,21 +169,13 @@ class ToPython(Lowering):
         return ast.Call(ast.Name(name, ast.Load()), [ast.Constant(node.value)], []) if name else node
 
 
-def _integer_literal(node):
-    """Return the value of an integer literal, optionally negated; else None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _integer_literal(node.operand)
-        return None if value is None else -value
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
-
-
 def _is_small(node, depth=3):
     """True for sums and products of indices and small constants: they cannot overflow, and need no types."""
     if isinstance(node, ast.Name):
         return node.id in ID_NAMES
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)) and depth:
         return _is_small(node.left, depth - 1) and _is_small(node.right, depth - 1)
-    value = _integer_literal(node)
+    value = integer_literal(node)
     return value is not None and abs(value) < 256
 
 

@@ -35,9 +35,11 @@ from labkit.simt.errors import (
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    coordinates,
     failure_sentence,
     file_label,
     raised_error,
+    short_position,
 )
 from labkit.simt.interpreted_source import SPIN, ToPython, python_module
 from labkit.simt.interpreted_values import FUNCTIONS, as_typed_array, dtype_of, new_value
@@ -57,25 +59,8 @@ def _round_up(n, unit):
 class Thread:
     """The state of one thread. `epoch` counts its block's barriers, `warp_epoch` its warp's, `grid_epoch` all."""
 
-    __slots__ = (
-        "block",
-        "commits",
-        "copies",
-        "done",
-        "epoch",
-        "generator",
-        "grid_epoch",
-        "linear",
-        "occurrence",
-        "reply",
-        "request",
-        "step",
-        "stores",
-        "visited",
-        "warp",
-        "warp_epoch",
-        "where",
-    )
+    __slots__ = ("block", "commits", "copies", "done", "epoch", "generator", "grid_epoch", "linear", "occurrence",
+                 "reply", "request", "step", "stores", "visited", "warp", "warp_epoch", "where")  # fmt: skip
 
     def __init__(self, linear, block, where):
         self.linear, self.block, self.where = linear, block, where
@@ -197,13 +182,12 @@ class Interpreter:
             lines = sorted({line for _, line in arrived if line is not None})
             ended = [b for b, line in arrived if line is None]
             if lines and ended:
-                gx, gy, _ = self.grid
                 b = ended[0]
-                name = self.short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
                 self.stuck(
                     "grid", lines[0], None, "grid_sync",
                     f"cg.this_grid().sync() was reached by {len(waiting) - len(ended)} of the {len(waiting)} blocks; "
-                    f"block {name} has ended without it. Every thread of the grid must reach it.", lines, [], block=b,
+                    f"{self.block_name(b)} has ended without it. Every thread of the grid must reach it.",
+                    lines, [], block=b,
                 )  # fmt: skip
                 return
             if not lines:
@@ -235,9 +219,8 @@ class Interpreter:
             "_id": self._id,
             **self.intrinsics.namespace(),
         }
-        for op in ("add", "sub", "max", "min", "nanmax", "nanmin", "and_", "or_", "xor", "exch", "inc", "dec"):
+        for op in ("add", "sub", "max", "min", "nanmax", "nanmin", "and_", "or_", "xor", "exch", "inc", "dec", "cas"):
             namespace[f"_atomic_{op}"] = self._atomic(op)
-        namespace["_atomic_cas"] = self._compare_and_swap
         if self.counts_branches:
             namespace.update(_branch=self._branch, _decide=self._decide)
         for label in labels:
@@ -254,9 +237,6 @@ class Interpreter:
             return old
 
         return operation
-
-    def _compare_and_swap(self, array, index, old, new):
-        return self._atomic("cas")(array, index, old, new)
 
     def _id(self, name):
         return self.ids[self.current.linear][name]
@@ -394,16 +374,12 @@ class Interpreter:
 
     def _spot(self, thread=None):
         thread = thread or self.current
-        gx, gy, _ = self.grid
-        block = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self.short(block, self.grid)}, thread {self.short(thread.where, self.block)}"
+        return f"{self.block_name(thread.block)}, thread {short_position(thread.where, self.block)}"
 
     def _location(self, line, thread=None):
         thread = thread or self.current
-        gx, gy, _ = self.grid
-        block = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return {"kernel": self.program.name, "filename": self.program.filename, "line": line, "block": block,
-                "thread": thread.where}  # fmt: skip
+        return {"kernel": self.program.name, "filename": self.program.filename, "line": line,
+                "block": coordinates(thread.block, self.grid), "thread": thread.where}  # fmt: skip
 
     def _raise(self, kind, line, text, thread=None):
         tail = f" ({file_label(self.program.filename)})"
@@ -422,15 +398,13 @@ class Interpreter:
 
     def _block(self, b):
         """Runs block b; yields at each grid barrier."""
-        gx, gy, _ = self.grid
-        block_index = (b % gx, b // gx % gy, b // (gx * gy))
+        block_index = coordinates(b, self.grid)
         self.state = state = Block(self.window_bytes)
         self.windows.append(state.window)
         shared = [self._shared(a) for a in self.program.shared.values()]
         threads, self.ids = [], []
-        bx, by, bz = self.block
         for linear in range(self.threads):
-            thread_index = (linear % bx, linear // bx % by, linear // (bx * by))
+            thread_index = coordinates(linear, self.block)
             thread = Thread(linear, b, thread_index)
             ids = (*thread_index, *block_index, *self.block, *self.grid)
             self.ids.append(dict(zip(ID_NAMES, ids, strict=True)))
@@ -538,20 +512,12 @@ class Interpreter:
 
     # ---------------- words
 
-    @staticmethod
-    def short(position, shape):
-        if shape[1] == shape[2] == 1:
-            return str(position[0])
-        return str(tuple(position[:2] if shape[2] == 1 else position))
-
-    def block_name(self, thread):
-        gx, gy, _ = self.grid
-        position = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self.short(position, self.grid)}"
+    def block_name(self, b):
+        return f"block {short_position(coordinates(b, self.grid), self.grid)}"
 
     def who(self, thread):
-        name = f"thread {self.short(thread.where, self.block)}"
-        return name if self.blocks == 1 else f"{name} of {self.block_name(thread)}"
+        name = f"thread {short_position(thread.where, self.block)}"
+        return name if self.blocks == 1 else f"{name} of {self.block_name(thread.block)}"
 
 
 def _parts(value):

@@ -232,6 +232,14 @@ def contains(nodes, *kinds):
     return any(isinstance(node, kinds) for top in nodes for node in ast.walk(top))
 
 
+def integer_literal(node):
+    """The value of an integer literal, optionally negated; else None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = integer_literal(node.operand)
+        return None if value is None else -value
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
 def load(name):
     return Name(name, ast.Load(), None)
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from functools import cached_property
+from functools import cached_property, update_wrapper
 
 import numba
 import numpy as np
@@ -45,8 +45,7 @@ class DeviceFunction:
         """signature: Numba's, of the types that arguments are converted to, and the result; None leaves them alone."""
         read_source(function)
         self.py_func, self.signature = function, signature
-        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
-        self.__qualname__, self.__wrapped__ = function.__qualname__, function
+        update_wrapper(self, function, updated=())
 
     def __reduce__(self):
         return _pickled(self, DeviceFunction, self.signature)
@@ -67,12 +66,9 @@ class Kernel:
     def __init__(self, function, signatures=(), options=None):
         if getattr(function, "__name__", "") == "<lambda>":
             raise UnsupportedError("a lambda cannot be a kernel: write it with def")
-        self.py_func = function
-        self.options = options or {}
-        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
-        self.__qualname__ = function.__qualname__
-        self.__wrapped__ = function
         read_source(function)
+        self.py_func, self.options = function, options or {}
+        update_wrapper(self, function, updated=())
         self.dynamic_allowed = LIMITS.shared_per_block
         self._compiled = {}
         self._given = [tuple(s) for s in signatures]
@@ -129,7 +125,7 @@ class Kernel:
         if ntasks < 0:
             raise LaunchError(f"{self.__name__}.forall: ntasks is {ntasks}, must not be negative")
         block = tpb or min(256, LIMITS.max_threads_per_block)
-        return _ForAll(self, -(-ntasks // block), block, stream, sharedmem)
+        return self.configure(-(-ntasks // block), block, stream, sharedmem) if ntasks else lambda *args: None
 
     def specialize(self, *args):
         """A copy of the kernel for the types of these arguments alone."""
@@ -262,15 +258,6 @@ def _pickled(made, kind, *settings):
 
 def _unpickled(kind, function, *settings):
     return kind(cloudpickle.loads(function), *settings)
-
-
-class _ForAll:
-    def __init__(self, kernel, grid, block, stream, sharedmem):
-        self.kernel, self.arguments = kernel, (grid, block, stream, sharedmem)
-
-    def __call__(self, *args):
-        if self.arguments[0]:
-            self.kernel.configure(*self.arguments)(*args)
 
 
 def show(kernel, *args):

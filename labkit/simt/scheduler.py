@@ -1,7 +1,10 @@
 """Which threads of an interpreted block can go on: barriers, mbarriers, and what collectives of warps give."""
 
+import functools
+
 import numpy as np
 
+from labkit.simt.errors import short_position
 from labkit.simt.interpreted_source import SPIN
 from labkit.simt.ir import full_name, sync_kind
 from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
@@ -13,6 +16,11 @@ from labkit.simt.typed_numbers import Int32
 def _mask(bits):
     """A bit for each lane as a kernel has it: int32, as Numba types the votes."""
     return Int32(bits - (1 << 32) if bits >> 31 else bits)
+
+
+@functools.cache
+def _kind(op):
+    return SPIN if op == SPIN else sync_kind(op)
 
 
 IDLE_ROUNDS = 64  # of one block; twice with the same memory is a deadlock
@@ -44,7 +52,7 @@ class Scheduler:
             for thread in threads:
                 if thread.done:
                     continue
-                kind = self._kind(thread.request[0])
+                kind = _kind(thread.request[0])
                 if kind == "warp":
                     warps.add(thread.linear // 32)
                 elif kind == "warpgroup":
@@ -76,7 +84,7 @@ class Scheduler:
         if waits:
             self._deadlocked(waiting)
         elif warps:
-            self._diverged([t for t in waiting if self._kind(t.request[0]) == "warp"], threads, "warp")
+            self._diverged([t for t in waiting if _kind(t.request[0]) == "warp"], threads, "warp")
         elif warpgroups:
             self._diverged(next(iter(warpgroups.values())), threads, "warpgroup")
         else:
@@ -113,17 +121,9 @@ class Scheduler:
         first = next(t for t in threads if not t.done and t.request[0] == SPIN)
         self.execution.stuck(
             "deadlock", first.request[1], first, "loop",
-            f"deadlock in {self.execution.block_name(first)}: {'; '.join(parts)}. No thread is left that could change "
-            "what the loop waits for.", sorted({line for line, _ in groups}), [first],
+            f"deadlock in {self.execution.block_name(first.block)}: {'; '.join(parts)}. No thread is left that could "
+            "change what the loop waits for.", sorted({line for line, _ in groups}), [first],
         )  # fmt: skip
-
-    _kinds = {SPIN: SPIN}
-
-    def _kind(self, op):
-        kind = self._kinds.get(op)
-        if kind is None:
-            kind = self._kinds[op] = sync_kind(op)
-        return kind
 
     def _pass_barrier(self, threads):
         op, line, _ = threads[0].request
@@ -181,7 +181,7 @@ class Scheduler:
         """Lanes of a warp whose collective is complete go on, with its result."""
         groups = {}
         for t in warp:
-            if not t.done and self._kind(t.request[0]) == "warp":
+            if not t.done and _kind(t.request[0]) == "warp":
                 groups.setdefault(t.request[:2], []).append(t)
         going = []
         for (op, _), lanes in groups.items():
@@ -269,9 +269,9 @@ class Scheduler:
         first = waiting[0]
         op, line, _ = first.request
         name = "cg.this_grid().sync" if op == "grid_sync" else full_name(op)
-        of_block = "" if self.execution.blocks == 1 else f" of {self.execution.block_name(first)}"
+        of_block = "" if self.execution.blocks == 1 else f" of {self.execution.block_name(first.block)}"
         if who == "block":
-            group = f"threads of {self.execution.block_name(first)}"
+            group = f"threads of {self.execution.block_name(first.block)}"
             rule = "Every thread of the block must reach the same barrier, or none of them."
         else:
             size = 32 if who == "warp" else 128
@@ -292,7 +292,7 @@ class Scheduler:
             reason = "is not named by its mask"
         lines = sorted({line, *(t.request[1] for t in others if not t.done)})
         who = "warp" if who == "warpgroup" else who
-        other_index = self.execution.short(other.where, self.execution.block)
+        other_index = short_position(other.where, self.execution.block)
         self.execution.stuck(
             who, line, first, op,
             f"{name}() was reached by {len(arrived)} of the {len(threads)} {group}; "
@@ -316,7 +316,7 @@ class Scheduler:
             for (_, wait), group in groups.items()
         ]
         first = waiting[0]
-        lines, block = sorted({line for line, _ in groups}), self.execution.block_name(first)
+        lines, block = sorted({line for line, _ in groups}), self.execution.block_name(first.block)
         self.execution.stuck(
             "deadlock", lines[0], first, first.request[0],
             f"deadlock in {block}: no thread can go on. {'; '.join(parts)}.", lines, waiting[:1],

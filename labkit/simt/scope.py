@@ -38,11 +38,6 @@ def read_source(function):
     return copied(known[0]), known[1]
 
 
-def remember_source(function, definition, filename):
-    """Register the FunctionDef of a generated function: no file has this source."""
-    _SOURCES[function] = definition, filename
-
-
 def _read_source(function):
     if not isinstance(function, python_types.FunctionType):
         raise UnsupportedError(f"a kernel must be a Python function, not {type(function).__name__} {function!r}")

@@ -137,3 +137,5 @@ SYNC = {f.name for f in (
     shfl_xor_sync, all_sync, any_sync, eq_sync, ballot_sync, match_any_sync, match_all_sync, activemask,
 )}  # fmt: skip
 SHUFFLES = {f.name for f in (shfl_sync, shfl_up_sync, shfl_down_sync, shfl_xor_sync)}
+__all__ = [name for name, value in globals().items() if isinstance(value, (Value, Dim3, Function, Module))]
+__all__.remove("this_grid")  # cuda.cg.this_grid

@@ -350,14 +350,6 @@ absolute, as_bool = _unary(abs), _unary(bool)
 to_integer, to_float = _unary(int, as_integer), _unary(float)
 
 
-_CONVERTERS = {cls: converter(name) for name, cls in _CLASSES.items()}
-
-
-def converter_of(kind):
-    """The conversion to one of the classes of integers."""
-    return _CONVERTERS[kind]
-
-
 def with_types_of(function, compute):
     """A function of numbers that are converted to the types of `function`, as signature_of has them."""
     known = {}

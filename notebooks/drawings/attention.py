@@ -2,6 +2,7 @@
 
     qkv_rows(token=2, head=5)    where the queries, keys and values of a head are
     four_steps(tokens=6)         scores, mask, softmax and values of one small head
+    strides(head=1)              one row of memory for each token, and the matrices that tile_product reads there
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def qkv_rows(token: int = 2, head: int = 5, tokens: int = 6, heads: int = 12, si
     width = heads * size
     left, top, tall, gap = 0.62, 1.06, 0.25, 0.10
     cell = (WIDTH - left - 0.16 - 2 * gap) / (3 * heads)
-    figure, ax = canvas(top + tokens * tall + 0.92, "Where the numbers of a head lie",
+    figure, ax = canvas(top + tokens * tall + 0.92, "Every head has its columns in the rows of qkv",
                         f"Each row of qkv has {3 * width} numbers: queries, keys and values, {heads} heads of {size} "
                         f"each. Token {token} and head {head} need one piece of queries, and the keys and values of "
                         f"head {head} of all tokens.")
@@ -113,4 +114,46 @@ def four_steps(tokens: int = 6, size: int = 4, seed: int = 3) -> CourseFigure:
             matrix(x0, y0, data, colour, hidden)
         note(ax, top + rise + tokens * tall + 0.20, "A row for each query. Columns of the first three are keys; of the "
              "last, the numbers of the head.")
+    return figure
+
+
+def strides(head: int = 1, tokens: int = 4, heads: int = 2, size: int = 2) -> CourseFigure:
+    """The addresses of a small qkv, and what a product reads of one head: where it begins and two strides."""
+    if not (0 <= head < heads <= 2 and 1 <= size <= 2 and 2 <= tokens <= 5):
+        raise ValueError(f"head {head} of {heads}, {size} elements, {tokens} tokens: up to two heads of two elements "
+                         "and five tokens are drawn")
+    columns = 3 * heads * size
+    left, top, tall, gap = 0.76, 0.94, 0.27, 0.10
+    cell = (WIDTH - left - 0.16 - 2 * gap) / columns
+    below = top + tokens * tall + 1.16  # where the three matrices begin
+    rows = max(tokens, size)
+    figure, ax = canvas(below + rows * tall + 0.36, "Swap two strides, and a matrix is transposed",
+                        f"qkv of {tokens} tokens and {heads} heads of {size}: the addresses of the queries, the keys "
+                        f"transposed and the values of head {head}, each with where it begins and two strides.")
+    with rc_context(STYLE):
+        for part, (name, colour) in enumerate(PARTS):
+            x0 = left + part * (heads * size * cell + gap)
+            ax.text(x0, top - 0.16, name, fontsize=9.5, fontweight="bold", va="center", color=TEXT[colour])
+            for t in range(tokens):
+                for c in range(heads * size):
+                    used = c // size == head
+                    draw_box(ax, x0 + c * cell, top + t * tall, cell, tall, t * columns + part * heads * size + c,
+                             fill=PALE[colour] if used else "white", size=9, ink=INK if used else FAINT)
+        for t in range(tokens):
+            ax.text(left - 0.08, top + (t + 0.5) * tall, f"token {t}", fontsize=9, ha="right", va="center")
+        small, x0 = 0.36, 0.16
+        for part, (name, colour) in enumerate(PARTS):
+            begin = part * heads * size + head * size
+            down, across = (1, columns) if part == 1 else (columns, 1)
+            height, width = (size, tokens) if part == 1 else (tokens, size)
+            ax.text(x0, below - 0.68, f"{name}, transposed" if part == 1 else name, fontsize=9.5, fontweight="bold",
+                    va="center", color=TEXT[colour])
+            ax.text(x0, below - 0.44, f"begins at {begin}", fontsize=9, color=FAINT, va="center")
+            ax.text(x0, below - 0.22, f"row +{down}, column +{across}", fontsize=9, color=FAINT, va="center")
+            for row in range(height):
+                for col in range(width):
+                    draw_box(ax, x0 + col * small, below + row * tall, small, tall,
+                             begin + row * down + col * across, fill=PALE[colour], size=9)
+            x0 += max(width * small, 1.66) + 0.42
+        note(ax, below + rows * tall + 0.20, f"The numbers are addresses. Shaded: head {head}. Not one key moves.")
     return figure

@@ -118,7 +118,7 @@ def running_maximum(scores, tile: int) -> CourseFigure:
     maxima = [scores[: begin + tile].max() for begin in begins]
     factors = np.exp([-np.inf, *(a - b for a, b in zip(maxima, maxima[1:], strict=False))])
     figure, (above, below) = new_figure(
-        [1.7, 0.9], "What is known of a row after each tile",
+        [1.7, 0.9], "A larger score corrects all that was added up before",
         "row_max after each tile: " + ", ".join(f"{m:.2f}" for m in maxima) + "; the factors: "
         + ", ".join(f"{f:.3f}" for f in factors) + ".", gap=0.62)
     with rc_context(STYLE):
@@ -156,7 +156,7 @@ def plain_block(queries: int = 8, keys: int = 5, thread: int = 3, key: int = 2) 
     scores_x = left + own + gap
     acc_x = scores_x + keys * cell + gap
     below = top + queries * tall
-    figure, ax = canvas(below + 1.20, "flash_plain: one thread, one query",
+    figure, ax = canvas(below + 1.20, "flash_plain: a thread uses what it loads once",
                         f"{queries} threads, each with a query and its accumulators in registers, and a tile of "
                         f"{keys} keys and values in shared memory, of which all threads read key {key} at once.")
     with rc_context(STYLE):
@@ -204,7 +204,7 @@ def register_tiles(thread: int = 21, across: int = 8, down: int = 4) -> CourseFi
     panels = (("flash_plain", (f"thread {thread}:", "one query and every key"), 32, [thread], list(range(32)), 32),
               ("flash", (f"thread {thread}, x = {x}, y = {y}:", f"{down} queries and 8 keys"), 64,
                list(range(y, 64, groups)), list(range(x, 64, across)), 12))
-    figure, ax = canvas(top + 64 * step + 0.78, "The scores of one block, and those of one thread",
+    figure, ax = canvas(top + 64 * step + 0.78, "In flash a thread uses what it loads four or eight times",
                         f"flash_plain: thread {thread} has the scores of one query and 32 keys. flash: "
                         f"{down} queries and 8 keys, each number of which it uses {down} or 8 times.")
     with rc_context(STYLE):
@@ -236,7 +236,7 @@ def factor_in_place(lane: int = 13) -> CourseFigure:
     cell, left, top = 0.174, 0.16, 1.12
     second = WIDTH - 0.16 - 16 * cell
     colours = (BLUE, ORANGE, GREEN, PURPLE)
-    figure, ax = canvas(top + 16 * cell + 0.52, f"Where lane {lane} holds its numbers",
+    figure, ax = canvas(top + 16 * cell + 0.52, f"Lane {lane} already holds its part of the next factor",
                         f"Lane {lane} holds rows {g} and {g + 8}, columns {2 * q}, {2 * q + 1}, {2 * q + 8} and "
                         f"{2 * q + 9} of two tiles of accumulators, and the same elements of a first factor.")
     with rc_context(STYLE):
@@ -282,7 +282,7 @@ def schedules(product: float = 256, exponentials: float = 512, other: float = 40
     overlapped_end = time + product
     left, top, tall, apart = 1.10, 0.88, 0.27, 1.24
     scale = (WIDTH - left - 0.2) / serial_end
-    figure, ax = canvas(top + 2 * apart, "One group of warps in time",
+    figure, ax = canvas(top + 2 * apart, "The product with the values hides behind exponentials",
                         f"{tiles} tiles, one after the other: {serial_end:,.0f} clocks; with the values of one tile "
                         f"beside the exponentials of the next: {overlapped_end:,.0f}.")
     with rc_context(STYLE):

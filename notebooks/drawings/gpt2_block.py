@@ -44,7 +44,7 @@ def two_orders(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
     total = sum(bytes_of.values())
     tall, pitch, top = 0.44, 0.66, 1.42
     bottom = top + 7 * pitch
-    figure, ax = canvas(bottom + 0.98, "One block, in two orders",
+    figure, ax = canvas(bottom + 0.98, "Pre-LN keeps a path from x to out without a norm",
                         f"Seven launches of a block {shape.width} wide with {tokens:,} tokens. Pre-LN: the sum runs "
                         f"past every launch. Post-LN: it goes through both LayerNorms. {megabytes(total)} moved.")
     with rc_context(STYLE):
@@ -115,9 +115,11 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
     separate, fused = (traffic(shape, tokens, fused=fused) for fused in (False, True))
     layers = dict(zip(("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), shape.layers, strict=True))
     saved = sum(separate.values()) - sum(fused.values())
+    rows_outweigh = sum(separate.values()) > 8 * shape.size  # more than twice the weights' four bytes
     top, pitch, tall, left, right = 0.96, 0.36, 0.24, 1.75, 5.50
     largest = max(separate.values())
-    figure, ax = canvas(top + 10 * pitch + 0.72, f"Ten launches, {tokens:,} tokens",
+    figure, ax = canvas(top + 10 * pitch + 0.72, f"{tokens:,} tokens: " + (
+        "rows outweigh weights" if rows_outweigh else "only the weights are left"),
                         f"Bytes of each of ten launches with {tokens:,} tokens: " + ", ".join(
                             f"{STEPS[key]} {megabytes(count)}" for key, count in separate.items())
                         + f". Fusing three of them away saves {megabytes(saved)}.")

@@ -32,7 +32,7 @@ def quads(columns: int = 27, lanes: int = 4) -> CourseFigure:
     rounds = -(-columns // (4 * lanes))
     left, top, tall = 1.02, 0.92, 0.34
     cell = (WIDTH - left - 0.2 - 0.06 * (lanes - 1)) / (4 * lanes)
-    figure, ax = canvas(top + rounds * (tall + 0.14) + 0.46, "A row in the registers of a warp",
+    figure, ax = canvas(top + rounds * (tall + 0.14) + 0.46, "A row spread over the registers of a warp",
                         f"A row of {columns} elements over {lanes} lanes: four neighbours each, in "
                         f"{count_of(rounds, 'round')}.")
     with rc_context(STYLE):

@@ -1,7 +1,7 @@
 """The figures of the lesson "Linear attention", in the course's style.
 
     over_linear(series)    linear attention and softmax attention over the number of tokens
-    linear_costs(size)     flops of both, and the numbers that both keep, over the number of tokens
+    linear_costs(size)     flops of both, and the elements that both keep, over the number of tokens
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from labkit.measure.plots.style import (
 def over_linear(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Linear attention in its three forms, and softmax attention, causal; both axes logarithmic."""
     return attention_over(series, recorded, "linear_attention_lengths", "S",
-                          "Linear attention over the number of tokens", "tokens")
+                          "Linear attention in chunks overtakes softmax attention", "tokens")
 
 
 def linear_costs(size: int = 64, tokens: tuple[int, ...] = tuple(2**i for i in range(4, 15))) -> CourseFigure:
-    """A panel for the flops of a head over all its tokens, and one for the numbers that it keeps for the next token."""
+    """A panel for the flops of a head over all tokens, and one for the elements that it keeps for the next token."""
     counts = {"flops of a head, in all": ([2 * size * n * (n + 1) for n in tokens], [4 * size**2 * n for n in tokens]),
-              "numbers kept for the next token": ([2 * size * n for n in tokens], [size * (size + 1)] * len(tokens))}
-    title = f"Softmax and linear attention, counted: heads of {size}"
+              "elements kept for the next token": ([2 * size * n for n in tokens], [size * (size + 1)] * len(tokens))}
+    title = f"A cache grows, a state does not: heads of {size}"
     figure, axes = new_figure([2.3, 2.3], title, f"{title}. " + "; ".join(
         f"{name}: softmax {softmax[-1]:,} and linear {linear[-1]:,} at {tokens[-1]:,} tokens"
         for name, (softmax, linear) in counts.items()) + ".")

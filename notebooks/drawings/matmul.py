@@ -1,6 +1,7 @@
 """The figures of the lesson "Matrix multiplication", in the course's style.
 
-    tile_walk()    which tiles a block of a product reads, step by step
+    tile_walk()       which tiles a block of a product reads, step by step
+    block_orders()    which blocks run together in two orders, and what they read
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
     cell = min(0.27, (WIDTH - 0.75 - gap) / (reach_k + reach_n))
     x_b = 0.45 + reach_k * cell + gap  # b and out begin here, a at 0.45
     y_a = 0.80 + reach_k * cell + gap  # a and out begin here, b at 0.80
-    figure, ax = canvas(y_a + reach_m * cell + 0.52, "What one block reads, tile by tile",
+    figure, ax = canvas(y_a + reach_m * cell + 0.52, "One block reads a strip of each matrix, tile by tile",
                         f"Block {block} of out = a @ b, M={M}, N={N}, K={K}, walks over {steps} tiles of {tile} x "
                         f"{tile} of a, to the right, and of b, downwards.")
 
@@ -88,4 +89,42 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
                     fontweight="normal" if line_no else "bold")
         note(ax, y_a + reach_m * cell + 0.36, "Dark: the block's part of out. Framed: one thread's element, and "
                 "the row and the column it needs.")
+    return figure
+
+
+def block_orders(side: int = 24, together: int = 36, group: int = 6) -> CourseFigure:
+    """The first `together` of side x side blocks of out = a @ b, in rows and in groups of `group` rows, with the strips
+    of a and b that they read: one of a for each row of blocks, one of b for each column."""
+    if not 0 < group <= side or not 0 < together <= side * group:
+        raise ValueError(f"{together} blocks do not fit in a group of {group} rows of {side} blocks")
+    orders = (("row by row", [divmod(n, side) for n in range(together)]),
+              (f"in groups of {group} rows", [(n % group, n // group) for n in range(together)]))
+    strips = [(len({r for r, _ in order}), len({c for _, c in order})) for _, order in orders]
+    counts = [rows + cols for rows, cols in strips]
+    cell, left, top, apart = 0.1, 0.42, 1.22, 3.15
+    figure, ax = canvas(top + side * cell + 0.42, f"The same {together} blocks read {counts[0]} strips in one order, "
+                        f"{counts[1]} in the other",
+                        f"{side} x {side} blocks, {together} at a time: " + "; ".join(
+                            f"{name}, {rows} strips of a and {cols} of b" for (name, _), (rows, cols)
+                            in zip(orders, strips, strict=True)) + ".")
+    with rc_context(STYLE):
+        for panel, ((name, order), (rows, cols)) in enumerate(zip(orders, strips, strict=True)):
+            x0 = left + panel * apart
+            ax.text(x0 - 0.28, 0.55, name, fontsize=9.5, fontweight="bold", va="center")
+            ax.text(x0 - 0.28, 0.74, f"{rows} strips of a + {cols} of b = {rows + cols}", fontsize=9, va="center")
+            ax.text(x0 - 0.19, top - 0.12, "a", fontsize=9, fontweight="bold", va="center", ha="center",
+                    color=TEXT[ORANGE])
+            ax.text(x0 - 0.08, top - 0.24, "b", fontsize=9, fontweight="bold", va="center", ha="right",
+                    color=TEXT[GREEN])
+            for n in range(side):
+                draw_box(ax, x0 - 0.26, top + n * cell, 0.16, cell, fill=ORANGE if n < rows else PALE[ORANGE])
+                draw_box(ax, x0 + n * cell, top - 0.32, cell, 0.16, fill=GREEN if n < cols else PALE[GREEN])
+            draw_box(ax, x0, top, side * cell, side * cell, fill=PALE[GREY])
+            for r, c in order:
+                draw_box(ax, x0 + c * cell, top + r * cell, cell, cell, fill=BLUE)
+            path = [(x0 + (c + 0.5) * cell, top + (r + 0.5) * cell) for r, c in order]
+            ax.plot(*zip(*path, strict=True), color="white", linewidth=0.8)
+            ax.plot(*path[0], "o", color="white", markersize=2.6)
+        note(ax, top + side * cell + 0.20, "Blue: the blocks that run together, in the order of the white line. Orange "
+             "and green: the strips of a and b that they read.")
     return figure

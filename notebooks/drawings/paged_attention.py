@@ -1,17 +1,17 @@
 """The figures of the lesson "Paged attention", in the course's style.
 
     page_reads(size=64, pages=10)       which lane reads what of a page, and which warp takes which page
-    running_softmax(scores)             the running maximum and the running sum of a row of scores
+    rates(counts, lines, reading)       the rate at which each kernel reads, over the number of sequences
     rows_and_keys(lengths, contexts)    the rows of each sequence in paged_prefill, and the keys that they see
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit.kernels.attention.paged_split import WARPS
 from labkit.kernels.attention.pages import PAGE
@@ -20,17 +20,23 @@ from labkit.measure.plots.style import (
     FAINT,
     GREEN,
     GREY,
+    INK,
+    LINES,
+    MARKERS,
     ORANGE,
-    PALE,
     PURPLE,
     STYLE,
+    TEXT,
     VERMILLION,
     WIDTH,
     CourseFigure,
     canvas,
     count_of,
     draw_box,
+    foot,
     grid_along,
+    label_line_ends,
+    leave_right,
     new_figure,
     note,
     tint,
@@ -48,7 +54,7 @@ def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
     groups = 32 // lanes
     left, top, tall, wide = 0.92, 0.86, 0.205, 3.9 / lanes
     below = top + PAGE * tall + 0.52
-    figure, ax = canvas(below + 0.48, "A warp and a page", (
+    figure, ax = canvas(below + 0.48, f"A warp reads {groups} keys of a page at a time", (
         f"The {size * 2} bytes of a key are read by {count_of(lanes, 'lane')}, 16 bytes each, so that a warp reads "
         f"{groups} keys at a time. A sequence has {pages} pages; warp w takes pages w, w + {WARPS} and so on."))
     with rc_context(STYLE):
@@ -71,39 +77,28 @@ def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
     return figure
 
 
-def running_softmax(scores: Sequence[float]) -> CourseFigure:
-    """Above the scores of a row and their running maximum; below the sum of the exponentials so far, which is scaled
-    down where the maximum grows."""
-    scores = np.asarray(scores, np.float64)
-    if scores.ndim != 1 or not 2 <= scores.size <= 200:
-        raise ValueError(f"scores has shape {scores.shape}; it must be a row of 2 to 200 numbers")
-    row_max, row_sum, maxima, sums, previous_sums = -np.inf, 0.0, [], [], []
-    for score in scores:
-        new = max(row_max, score)
-        previous_sums.append(row_sum)
-        row_sum = row_sum * np.exp(row_max - new) + np.exp(score - new)
-        row_max = new
-        maxima.append(row_max)
-        sums.append(row_sum)
-    keys = np.arange(scores.size)
-    grown = [key for key in keys[1:] if maxima[key] > maxima[key - 1]]
-    figure, (upper, lower) = new_figure([1.7, 1.5], "The running maximum and sum of a softmax", (
-        f"The running maximum of {scores.size} scores grows {count_of(len(grown) + 1, 'time')}, from {maxima[0]:.2f} "
-        f"to {maxima[-1]:.2f}; the sum ends at {sums[-1]:.2f}."), gap=0.34)
+def rates(counts: Sequence[int], lines: Mapping[str, Sequence[float]], reading: float) -> CourseFigure:
+    """GB/s of each kernel over the number of sequences. reading: the rate of a kernel that only reads, as a line."""
+    figure, (ax,) = new_figure([2.6], "Tensor cores bring decoding near the rate of reading", "; ".join(
+        f"{name}: " + ", ".join(f"{rate:,.0f}" for rate in values) for name, values in lines.items()) + (
+        f" GB/s for {', '.join(map(str, counts))} sequences; a kernel that only reads: {reading:,.0f}."))
     with rc_context(STYLE):
-        for ax in (upper, lower):
-            for key in grown:
-                ax.axvline(key, color=PALE[ORANGE], linewidth=5, zorder=0)
-            ax.set_xlim(-0.5, scores.size - 0.5)
-            grid_along(ax, "y")
-        upper.plot(keys, scores, "o", color=GREY)
-        upper.step(keys, maxima, where="post", color=BLUE)
-        upper.set_ylabel("score, running maximum")
-        upper.set_xticklabels([])
-        lower.plot(keys, sums, "-o", color=VERMILLION)
-        lower.set_ylim(0, None)
-        lower.set_ylabel("running sum")
-        lower.set_xlabel("key; shaded: the maximum grows, the sum is scaled by exp(old \u2212 new)")
+        leave_right(ax, ("only reading", *lines), 0.115)
+        ax.set_xscale("log", base=2)
+        ends = [(counts[-1], reading, "only reading", INK)]
+        for (name, values), colour, marker in zip(lines.items(), LINES, MARKERS, strict=False):
+            ax.plot(counts, values, color=colour, marker=marker, markeredgewidth=0)
+            ends.append((counts[-1], values[-1], name, TEXT[colour]))
+        ax.axhline(reading, color=INK, linestyle=(0, (4, 3)), linewidth=1.1)
+        ax.set_ylim(0, 1.1 * reading)
+        ax.set_xticks(counts, [str(count) for count in counts])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        ax.set_xlabel("sequences of 1,024 tokens")
+        ax.set_ylabel("GB/s")
+        grid_along(ax, "y")
+        label_line_ends(ax, ends)
+        foot(figure, "NVIDIA H200, in a CUDA graph")
     return figure
 
 
@@ -118,7 +113,7 @@ def rows_and_keys(lengths: Sequence[int], contexts: Sequence[int]) -> CourseFigu
     tall = max(lengths) * unit
     pairs = [length * (context - length) + length * (length + 1) // 2
              for length, context in zip(lengths, contexts, strict=True)]
-    figure, ax = canvas(0.98 + tall + 0.44, "One launch: the new rows and the keys that they see", "; ".join(
+    figure, ax = canvas(0.98 + tall + 0.44, "One launch serves prompts, parts of prompts and single tokens", "; ".join(
         f"{count_of(length, 'row')} of a sequence of {context} tokens, {pair:,} scores"
         for length, context, pair in zip(lengths, contexts, pairs, strict=True)) + ".")
     with rc_context(STYLE):

@@ -36,7 +36,7 @@ def host_and_device(host_us: float, device_us: float, steps: int = 5) -> CourseF
         free = run + device_us
     panels = (("one after the other", turns), ("step n + 1 is prepared while step n runs", overlapped))
     ends = {name: line[-1][1] + device_us for name, line in panels}
-    figure, axes = new_figure([0.80] * 2, "Host and device", "; ".join(
+    figure, axes = new_figure([0.80] * 2, "Overlapped, only the slower of the two counts", "; ".join(
         f"{name}: {count_of(steps, 'step')} in {end:,.0f} us" for name, end in ends.items()) + ".", gap=0.60)
     with rc_context(STYLE):
         for ax, (name, line) in zip(axes, panels, strict=True):

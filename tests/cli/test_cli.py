@@ -323,8 +323,9 @@ def test_learn_opens_the_first_unfinished_lesson(labkit, course_dir, monkeypatch
 
 
 JUPYTERLAB = """\
-import json, sys
+import json, os, sys
 print("JupyterLab is given", json.dumps(sys.argv[1:]))
+print("and finds settings in", json.dumps(os.environ["JUPYTER_CONFIG_PATH"]))
 """
 
 
@@ -341,8 +342,14 @@ def test_learn_as_a_user_types_it(course_dir, tmp_path, typed, lesson, passed_on
     (tmp_path / "jupyterlab.py").write_text(JUPYTERLAB)
     places = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-m", "labkit", *typed.split()], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir)})
+                          env={**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir),
+                               "JUPYTER_CONFIG_PATH": "/own"})
     assert done.returncode == 0, done.stderr
+    own, ours = json.loads(done.stdout.split("finds settings in ")[1].splitlines()[0]).split(os.pathsep)
+    with open(os.path.join(ours, "labconfig", "page_config.json")) as file:
+        settings = json.load(file)
+    assert own == "/own" and settings["disabledExtensions"] == {  # which would ask whether it may fetch news
+        "@jupyterlab/apputils-extension:announcements": True}
     given = json.loads(done.stdout.split("JupyterLab is given ")[1].splitlines()[0])
     assert given[:2] == [f"--ServerApp.root_dir={course_dir}",
                          f"--LabApp.default_url=/lab/tree/work/lessons/{lesson}.ipynb"]

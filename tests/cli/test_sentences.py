@@ -21,6 +21,7 @@ from labkit.course import registry as courses
 from labkit.models import weights
 from labkit.models.weights import File, Published
 from tests import interrupts
+from tests.course.site.pages import add_term
 
 TINY = Published("minilm", "someone/tiny", "tiny==1", 10, "tiny",
                  {"config.json": File(2, hashlib.sha256(b"{}").hexdigest())})
@@ -231,6 +232,14 @@ def test_search_by_words_says_that_it_is(labkit):
     assert labkit("search", "?").exit_code == 2
 
 
+def test_search_explains_a_term_of_the_glossary_first(labkit, course_dir):
+    add_term(courses.load(course_dir), "bank conflict", "Lanes that wait for one bank.")
+    done = labkit("search", "what is a bank conflict", "--words")
+    assert done.stdout.startswith("bank conflict  Lanes that wait for one bank.")
+    assert "Second: The problem" in done.stdout
+    assert "Lanes that wait" not in labkit("search", "bank conflict", "--words", "--json").stdout
+
+
 def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir, monkeypatch):
     done = labkit("search", "memory")
     assert "data/search.npz is missing" in done.stderr and "labkit build --search makes it" in done.stderr
@@ -253,7 +262,7 @@ def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir, monkey
     source.write_text(source.read_text().replace("waits", "longs"))
     done = labkit("search", "memory")
     assert "is stale: 1 of 2 passages have changed; run labkit build --search" in done.stderr
-    assert done.stdout.index("Second") < done.stdout.index("First")  # which is found by its words
+    assert done.stdout.index("words  First: The problem") < done.stdout.index("Second")  # found by its words
 
 
 def test_search_links_the_page_that_is_there(labkit, course_dir):

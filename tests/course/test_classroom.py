@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 from labkit._common.paths import REPOSITORY
+from labkit.course import copies
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
 from tests import made_up_exercises
@@ -136,6 +137,19 @@ def test_points_of_three_students(nbgrader, small):
     shown = [o for cell in graded.cells if cell.source.startswith('check("scale_vector"') for o in cell.outputs]
     assert "A thread reaches outside `a`." in shown[0].data["text/plain"]  # the verdict stays in the feedback
     assert shown[1].output_type == "error" and shown[1].ename == "CheckFailed"
+
+
+def test_a_learners_own_copy_can_be_handed_in(nbgrader, small):
+    """It has no markers, unlike what was released."""
+    chapter = small.chapters[0]
+    released = release(nbgrader, chapter)
+    copies.workbook(small, chapter)
+    hand_in(nbgrader, released, "ada", {entry.name: entry.file.solution.answer for entry in small.exercises})
+    path = hand_in(nbgrader, released, "ben", {})
+    shutil.copy(chapter.own_workbook, path)
+    hand_in(nbgrader, path, "cy", {"scale_vector": RIGHT})
+    assert not warnings_in(shown := nbgrader("autograde", "ps1", "--create")), shown
+    assert [sum(points(nbgrader, chapter, student).values()) for student in ("ada", "ben", "cy")] == [7, 0, 2]
 
 
 @pytest.mark.parametrize("number", [chapter.number for chapter in course.load(ROOT).chapters])

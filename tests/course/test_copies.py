@@ -348,3 +348,24 @@ def test_a_copy_of_another_course_is_left_alone(tmp_path):
     other.parent.mkdir(parents=True)
     other.write_text("{ not even a notebook")
     assert copies.arrange(course) == [] and other.read_text() == "{ not even a notebook"
+
+
+# --- Predictions -----------------------------------------------------------------------------------------------------
+
+ASKED = "# %% [markdown]\n# # One\n#\n# Which is faster?\n\n# %%\nprint(1)\n\n# %% [markdown]\n# The first, by 7 ms.\n"
+
+
+def test_a_lessons_copy_folds_its_answers_and_keeps_a_guess(tmp_path):
+    course = before(tmp_path)
+    chapter = course.chapters[0]
+    chapter.source.write_text(ASKED)
+    copies.lesson(course, chapter)
+    _, guess, _, answer = sources(chapter.own_lesson)
+    assert guess.startswith("**Predict:** Which is faster?") and answer.startswith("<details>") and "7 ms" in answer
+    notebook = nbformat.read(chapter.own_lesson, as_version=4)
+    notebook.cells[1].source += "the second"
+    nbformat.write(notebook, chapter.own_lesson)
+    chapter.source.write_text(ASKED.replace("print(1)", "print(2)").replace("7 ms", "8 ms"))
+    copies.lesson(course, chapter)
+    assert sources(chapter.own_lesson) == [
+        "# One", f"{guess}the second", "print(2)", answer.replace("7 ms", "8 ms")]

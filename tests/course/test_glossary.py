@@ -62,14 +62,20 @@ def test_a_definition_is_a_sentence_or_two_or_three(course):
         assert len(term.means.split()) < 45, term.name
 
 
+WARP = "[[term]]\nname = 'warp'\nmeans = 'x'\nlesson = 'first'"
+
+
 @pytest.mark.parametrize(("text", "words"), [
     ("x = 1", r"must hold tables that begin with \[\[term\]\]"),
     ("[[term]]\nname = ''", "term 1: 'name' must be a text"),
     ("[[term]]\nname = 'warp'", "term 1: 'means' must be a text"),
-    ("[[term]]\nname = 'warp'\nmeans = 'x'\nlesson = '00'", "'warp': unknown key 'lesson'"),
-    ("[[term]]\nname = 'warp'\nmeans = 'x'\nvariants = 'warps'", "'variants' must be a list of texts, not 'warps'"),
-    ("[[term]]\nname = 'warp'\nmeans = 'x'\nsince = 'third'", "'since' is 'third'; it must be .* one of first, second"),
-    ("[[term]]\nname = 'warp'\nmeans = 'x'\n[[term]]\nname = 'lane'\nmeans = 'y'\nvariants = ['Warp']",
+    ("[[term]]\nname = 'warp'\nmeans = 'x'", "term 1: 'lesson' must be a text"),
+    ("[[term]]\nname = 'warp'\nmeans = 'x'\nlesson = '00'", "'lesson' is '00'; it must be .* one of first, second"),
+    (f"{WARP}\ncolour = '00'", "'warp': unknown key 'colour'"),
+    (f"{WARP}\nvariants = 'warps'", "'variants' must be a list of texts, not 'warps'"),
+    (f"{WARP}\nsince = 'third'", "'since' is 'third'; it must be .* one of first, second"),
+    (f"{WARP}\n"
+     "[[term]]\nname = 'lane'\nmeans = 'y'\nlesson = 'first'\nvariants = ['Warp']",
      "'warp' stands for 'warp' and for 'lane'"),
     ("[[term", "is not valid TOML"),
 ])

@@ -70,8 +70,8 @@ def test_a_finished_lesson_leaves_the_rest_of_what_is_remembered(course):
     progress.hint(course, "scale_vector")
     chapter = course.chapters[0]
     cell = nbformat.v4.new_code_cell("1", execution_count=1)
-    chapter.built.parent.mkdir(exist_ok=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), chapter.built)
+    chapter.own_lesson.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), chapter.own_lesson)
     before = progress.read(course)
     assert list(progress.finished(course)) == [chapter.name]
     after = progress.read(course)

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import measure
 from labkit._common.paths import REPOSITORY
-from labkit.course import build, passages, prose, readme
+from labkit.course import build, expressions, passages, prose, readme
 from labkit.course import registry as courses
 from labkit.course.notebooks import cell_lines, read_notebook
 from labkit.course.registry import CourseError
@@ -77,7 +77,7 @@ def test_a_reader_sees_no_marks(course):
 def test_another_recording_changes_the_sentences_and_contradicts_others(course, other_recording):
     chapter = course.chapters[1]
     assert "The kernel is 0.3% of the trip" in prose.rendered(chapter)
-    (found,) = prose.problems_of_lesson(course.chapters[13])
+    (found,) = prose.problems_of_lesson(*course.called("13_graphs_and_streams"))
     assert found.startswith("notebooks/13_graphs_and_streams.py, line ") and "this is no longer so" in found
     assert "add more than half of that {{ if checks_add_half }}" in found
 
@@ -88,6 +88,15 @@ def test_another_recording_changes_the_sentences_and_contradicts_others(course, 
 def test_a_number_from_the_recording():
     us = measure.recorded_series("launch_overhead", gpu="NVIDIA H200")["launcher_us"]
     assert shown(f"The launch takes {US} us.") == f"The launch takes {us:.1f} us."
+
+
+def test_numbers_of_another_gpu():
+    """A row, a counter and the limits of the H100, whose recording holds the grouped product."""
+    read = measure.recorded_ladder("matmul", gpu=expressions.H100).row("matmul_tiled_grouped").timing.p50
+    assert shown("{{ row('matmul', 'tiled_grouped', H100).ms:.2f }} ms") == f"{read:.2f} ms"
+    assert shown("{{ ncu('matmul', 'tiled_grouped', H100).dram_read / 1e9:.1f }} GB") == "0.6 GB"
+    assert shown("{{ limits_of(H100).gpu }}, {{ machine_of(H100).sms }}") == "NVIDIA H100 80GB HBM3, 132"
+    assert shown("{{ stall('matmul', 'tiled', 'barrier') == stall('matmul', 'tiled', 'barrier', H100) }}") == "False"
 
 
 def test_another_recording_changes_a_sentence(other_recording):
@@ -112,7 +121,7 @@ def test_code_stays_as_it_is_and_lines_keep_their_numbers():
     lesson = prose.render(text, "00.py")
     assert "x = '{{ 1 + 1 }}'" in lesson and "swap" not in lesson
     assert text.splitlines()[: len(lesson.splitlines())][5:] == lesson.splitlines()[5:]
-    assert len(cell_lines(lesson)) == 3
+    assert cell_lines(lesson) == [1, 7]
 
 
 def test_definitions_may_take_several_lines_and_each_other():

@@ -60,6 +60,62 @@ def test_a_mistake_in_the_registry_is_named(course_dir, old, new, words):
         courses.load(course_dir)
 
 
+PATH = """
+[[path]]
+name = "a_day"
+title = "A day"
+summary = "One."
+
+[[path.part]]
+title = "Morning"
+lessons = ["first"]
+hand_in = ["every_second"]
+"""
+
+
+def with_path(course_dir, path=PATH):
+    toml = course_dir / "course.toml"
+    toml.write_text(toml.read_text().replace('name = "00_first"',
+                                             'name = "00_first"\nexercises = ["saxpy", "every_second"]') + path)
+    return courses.load(course_dir)
+
+
+def test_a_path_names_lessons_by_topic_and_counts_the_points_that_are_handed_in(course_dir):
+    (path,) = with_path(course_dir).paths
+    (part,) = path.parts
+    assert [chapter.name for chapter in part.chapters] == ["00_first"]
+    assert [entry.name for entry in part.exercises] == ["saxpy", "every_second"]
+    assert [entry.name for entry in part.hand_in] == ["every_second"]
+    assert path.points == part.points == part.hand_in[0].points
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ('name = "a_day"', "name = 1", "'name' must be a text"),
+    ('title = "Morning"', "", "part 1: 'title' must be a text"),
+    ('lessons = ["first"]', 'lessons = ["00_first"]', "there is no lesson '00_first'; a path names lessons without"),
+    ('lessons = ["first"]', 'lessons = "first"', "'lessons' must be a list of names, not 'first'"),
+    ('hand_in = ["every_second"]', 'hand_in = ["add_row"]', "no lesson of this part has the exercise 'add_row'"),
+    ('hand_in = ["every_second"]', 'exercises = ["saxpy"]\nhand_in = ["every_second"]',
+     "'every_second' is to be handed in, and is not among the exercises"),
+    ('hand_in = ["every_second"]', 'exercises = ["every_second"]', "needs 'saxpy', which is in no part before it"),
+    ('title = "Morning"', 'title = "Morning"\npoints = 3', "unknown key 'points'"),
+    ('summary = "One."', 'summary = "One."\nweeks = 3', "unknown key 'weeks'"),
+    (PATH[PATH.index("[[path.part]]"):], "", "has no"),
+])
+def test_a_mistake_in_a_path_is_named(course_dir, old, new, words):
+    with pytest.raises(courses.CourseError, match=words):
+        with_path(course_dir, PATH.replace(old, new))
+
+
+def test_the_course_has_a_path_of_twelve_weeks_and_one_of_two_days():
+    paths = {path.name: path for path in courses.load(ROOT).paths}
+    assert len(paths["twelve_weeks"].parts) == 12 and len(paths["two_days"].parts) == 4
+    for path in paths.values():
+        assert all(part.chapters and part.hand_in for part in path.parts)
+        points = [part.points for part in path.parts]
+        assert max(points) <= 2 * min(points), "the parts are about equally large"
+
+
 def test_a_part_goes_on_until_the_next_one_begins(course_dir):
     path = course_dir / "course.toml"
     (only,) = courses.load(course_dir).parts
@@ -80,7 +136,7 @@ def test_three_names_are_like_another_one():
     """Those with a word of it, and those spelled like it; of names that have nothing to do with it there are three as
     well."""
     course = courses.load()
-    with pytest.raises(courses.CourseError, match=r"did you mean (\w+, )?15_reductions"):
+    with pytest.raises(courses.CourseError, match=r"did you mean (\w+, )?16_softmax"):
         course.pick(["softmax"])
     with pytest.raises(courses.CourseError, match="did you mean 18_histogram, "):
         course.pick(["histogram"], or_exercise=True)
@@ -154,8 +210,8 @@ def test_a_built_notebook_is_executed_and_says_what_it_was_made_from(course_dir)
     assert notebook.metadata.labkit.source_sha256 == notebooks.sha256(chapter.source_text())
     assert notebook.cells[2].outputs[0].text == "hello\n"
     assert execution.RESULT in notebook.cells[3].outputs[0].data
-    # No execution counts: by them a learner's own run is known from ours.
-    assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
 
 def test_building_twice_gives_the_same_bytes_and_no_path_of_this_machine(course_dir):
@@ -381,6 +437,7 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
     assert progress.next_lesson(fresh) == first
     notebook = nbformat.read(first.built, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.metadata.language_info |= {"pygments_lexer": "ipython3", "version": "3.11.7"}  # as Jupyter saves it
     for cell in code[:-1]:
         cell.execution_count = 1
     nbformat.write(notebook, first.built)

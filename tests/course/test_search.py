@@ -2,16 +2,19 @@
 
 import re
 import string
-import types
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import passages, prose, search
+from labkit.course import glossary, passages, prose, search
 from labkit.course import registry as courses
-from labkit.course.site import lesson_page
+from labkit.course.site.markdown import Markdown
+from labkit.models import weights
+from tests.course.site.pages import add_term
 
 LESSON = """\
 # %% [markdown]
@@ -54,6 +57,9 @@ def course(course_dir):
     return courses.load(course_dir)
 
 
+QUESTIONS = tomllib.loads((Path(__file__).parent / "search_questions.toml").read_text(encoding="utf-8"))["question"]
+
+
 @pytest.fixture
 def lessons(course, monkeypatch):
     """Without labkit's own kernels: few passages, which do not change with them."""
@@ -79,14 +85,13 @@ def test_a_lesson_is_its_sections(course):
 
 def test_the_anchors_are_those_of_the_site():
     for chapter in courses.load(REPOSITORY).chapters:
-        page = types.SimpleNamespace(toc=[])
-        markdown = lesson_page._Markdown(page, set())
+        markdown = Markdown(set())
         for cell in re.split(r"(?m)^# %%", prose.rendered(chapter)):
             if cell.startswith(" [markdown]"):
                 lines = [line[1:].removeprefix(" ") for line in cell.splitlines() if line.startswith("#")]
                 markdown.html("\n".join(lines))
         anchors = [anchor for _, _, anchor, _ in passages.sections(prose.rendered(chapter))[1:]]
-        assert anchors == [anchor for _, anchor, _ in page.toc] and anchors, chapter.name
+        assert anchors == [anchor for _, anchor, _ in markdown.toc] and anchors, chapter.name
         headings = [heading for _, heading, _, _ in passages.sections(prose.rendered(chapter))[1:]]
         assert anchors == [passages.anchor(heading, set()) for heading in headings], (
             f"{chapter.name}: two sections of one heading; the second's link would change if the first one went")
@@ -137,7 +142,10 @@ def test_a_digest_is_of_the_words_alone(course):
 
 def test_words():
     assert search.words("Why is `softmax_online` slow? Kernels, classes, 日本") == [
-        "why", "is", "softmax", "online", "slow", "kernel", "classe", "日本"]
+        "why", "is", "softmax", "onlin", "slow", "kernel", "class", "日本"]
+    for forms in ("tile tiles tiled tiling", "spill spills spilled spilling", "map mapped mapping", "cache caches"):
+        assert len(set(search.words(forms))) == 1, forms
+    assert search.words("pass bus ring bed need") == ["pass", "bus", "ring", "bed", "need"]  # no endings
 
 
 def titles(hits):
@@ -148,8 +156,8 @@ def test_rare_words_and_titles_count_more(lessons):
     found = passages.passages(lessons)
     assert titles(search.by_words(found, "bank conflict")) == ["First: Deeper"]
     assert titles(search.by_words(found, "where are my tiles"))[0] == "First: Tiles & blocks"
-    hits = search.by_words(found, "the memory of a tile")
-    assert titles(hits) == ["First", "First: Tiles & blocks", "First: Tiles & blocks"]  # memory is rarer
+    hits = search.by_words(found, "the bank of b")
+    assert titles(hits) == ["First: Deeper", "First: Tiles & blocks", "First: Tiles & blocks"]  # bank is rarer
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     assert search.by_words(found, "zebra") == []
 
@@ -171,6 +179,127 @@ def test_of_a_long_section_only_the_best_piece_is_shown():
     same = [passages.Passage("Long", text, "notebooks/x.py", 7) for text in ("warp", "warp warp shuffle", "block")]
     (hit,) = search.by_words(same, "warp shuffle")
     assert hit.passage is same[1]
+
+
+# --- Questions and their homes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return courses.load(REPOSITORY)
+
+
+@pytest.fixture(scope="module")
+def found_in(whole):
+    """The passages of the whole course."""
+    return passages.passages(whole)
+
+
+def homes_of(course, question) -> set[tuple[str, int]]:
+    """(file, line) of the sections that a question should find."""
+    (chapter,) = (chapter for chapter in course.chapters if chapter.topic == question["lesson"])
+    lines = {heading: line for line, heading, _, _ in passages.sections(prose.rendered(chapter))}
+    missing = set(question["headings"]) - lines.keys()
+    assert not missing, f"{question['asked']!r}: {chapter.name} has no heading {sorted(missing)[0]!r}"
+    return {(f"notebooks/{chapter.name}.py", lines[heading]) for heading in question["headings"]}
+
+
+def reciprocal_ranks(course, rank) -> dict[str, float]:
+    """Question -> 1 / the place of its home among the hits, 0 where it is not found."""
+    result = {}
+    for question in QUESTIONS:
+        homes, hits = homes_of(course, question), rank(question["asked"])
+        places = [place for place, hit in enumerate(hits, 1) if (hit.passage.file, hit.passage.line) in homes]
+        result[question["asked"]] = 1 / places[0] if places else 0.0
+    return result
+
+
+def test_questions_find_their_homes_by_words(whole, found_in):
+    ranks = reciprocal_ranks(whole, lambda asked: search.by_words(found_in, asked))
+    assert len(ranks) == len(QUESTIONS) >= 60
+    assert np.mean([*ranks.values()]) >= 0.8, sorted(ranks.items(), key=lambda pair: pair[1])[:15]
+    first = {asked for asked, rank in ranks.items() if rank == 1}
+    assert {"why is my kernel slow", "bank conflict", "what is a warp", "out of memory"} <= first and len(first) > 44
+
+
+@pytest.mark.sweep
+def test_questions_find_their_homes_by_meaning_and_words(whole, found_in):
+    """By the vectors of data/search.npz and MiniLM's of the questions."""
+    index = search.Index.read(search.index_path(whole))
+    if not weights.is_there(search.MODEL):
+        pytest.skip("labkit weights minilm")
+    from labkit.models.sentences import Encoder
+
+    asked = [question["asked"] for question in QUESTIONS]
+    vectors = dict(zip(asked, Encoder.from_pretrained(search.MODEL.name).encode(asked), strict=True))
+    ranks = reciprocal_ranks(whole, lambda query: search.by_both(search.by_meaning(found_in, index, vectors[query]),
+                                                                 search.by_words(found_in, query)))
+    assert np.mean([*ranks.values()]) >= 0.8, sorted(ranks.items(), key=lambda pair: pair[1])[:15]
+
+
+def test_what_learners_call_a_section_names_one_that_is_there(whole):
+    for topic, called in passages.other_words(whole).items():
+        for heading in called:
+            homes_of(whole, {"asked": "data/search_words.toml", "lesson": topic, "headings": [heading]})
+
+
+def test_a_section_has_the_terms_that_it_explains(course):
+    add_term(course, "memory", "It keeps.", variants=["storage"])
+    add_term(course, "block", "Threads.")
+    add_term(course, "first", "The title.")
+    found = list(passages.of_lesson(course.chapters[0], glossary.load(course).terms))
+    assert [(one.heading, one.terms) for one in found] == [
+        ("", ("memory", "storage")), ("Tiles & blocks", ("block", "first")), ("Tiles & blocks", ()), ("Deeper", ())]
+    assert titles(search.by_words(found, "storage")) == ["First"]
+
+
+def test_a_list_is_not_one_passage():
+    items = [" ".join([f"i{number}"] * 50) for number in range(3)]
+    found = list(passages.pieces("Before.\n\n" + "\n".join(f"- {item}" for item in items) + "\n- one\n- two\n\nAfter."))
+    assert found == ["Before.", *items[:2], f"{items[2]} one two", "After."]
+
+
+def test_sections_beside_the_matter_and_kernels_come_after_what_explains():
+    def passage(heading, kind="lesson"):
+        return passages.Passage(f"A: {heading}", "a warp shuffle", f"{heading}.py", 1, kind=kind,
+                                heading=heading if kind == "lesson" else "")
+
+    found = [passage("Resources"), passage("rung", "kernel"), passage("Try it"), passage("Shuffles"), passage("Body")]
+    assert [hit.passage.title[3:] for hit in search.by_words(found, "warp shuffle")] == [
+        "Shuffles", "Body", "Try it", "rung", "Resources"]
+
+
+def test_a_kernel_leads_to_the_first_lesson_that_imports_it(course, tmp_path, monkeypatch):
+    path = tmp_path / "labkit" / "kernels" / "softmax" / "rows.py"
+    path.parent.mkdir(parents=True)
+    path.write_text('"""Rows."""\n')
+    monkeypatch.setattr(passages, "PACKAGE", tmp_path / "labkit")
+    assert passages.passages(course)[-1].page == ""
+    for line in ("from labkit.kernels.softmax.rows import x", "from labkit.kernels.softmax import other, rows"):
+        course.chapters[1].source.write_text(f"# %%\n{line}\n")
+        found = passages.passages(course)[-1]
+        assert (found.title, found.page) == ("kernels/softmax/rows.py", "01_second.html")
+
+
+def test_an_exercise_is_found_and_leads_to_its_page(found_in):
+    hits = search.by_words(found_in, "exercise transpose through shared memory")
+    hit = next(hit for hit in hits[:5] if hit.passage.kind == "exercise")
+    assert hit.passage.page == "exercises/transpose_tiled.html"
+    assert hit.passage.file.endswith("/transpose_tiled.py") and (REPOSITORY / hit.passage.file).is_file()
+
+
+def test_a_kernel_is_found_by_its_name(found_in):
+    hits = search.by_words(found_in, "softmax_online")
+    assert hits[0].passage.kind == "kernel" and hits[0].passage.title == "softmax_online"
+
+
+def test_the_terms_that_a_question_names(whole):
+    terms = glossary.load(whole).terms
+    assert [term.name for term in search.definitions(terms, "what is a bank conflict?")] == ["bank conflict"]
+    assert [term.name for term in search.definitions(terms, "streaming multiprocessors")] == ["multiprocessor"]
+    assert "occupancy" in [term.name for term in search.definitions(terms, "occup")]
+    for other in ("zebra", "why is my kernel slow", "a warp that waits"):
+        assert search.definitions(terms, other) == [], other
 
 
 # --- By meaning ------------------------------------------------------------------------------------------------------
@@ -208,7 +337,7 @@ def test_only_what_has_changed_is_encoded_and_what_is_stale_is_known(lessons):
     assert "Two warps" not in " ".join(hit.passage.text for hit in hits) and len(hits) >= 3  # the others are found
     assert {hit.passage.line for hit in hits if hit.passage.title == "First: Deeper"} == {31}  # where it is now
     hits, _ = search.search(lessons, "two warps", letters)
-    assert "Two warps" in hits[1].passage.text  # by its words, after the nearest in meaning
+    assert "Two warps" in hits[0].passage.text  # by its words
     assert len({(hit.passage.file, hit.passage.line) for hit in hits}) == len(hits)
     asked = []
     assert search.build(lessons, lambda texts: asked.append(texts) or letters(texts)) == 1

@@ -310,12 +310,29 @@ def test_reset_puts_one_exercise_back_and_keeps_the_others(small):
     text = chapter.own_workbook.read_text()
     assert "mine = 1" not in text and "mine = 2" in text and "def scale_vector" in text
     workbook.reset(small, chapter)
-    given = [cell.source for cell in workbook.to_notebook(small, chapter).cells]
+    given = [cell.source for cell in workbook.to_notebook(small, chapter, markers=False).cells]
     assert [cell.source for cell in nbformat.read(chapter.own_workbook, as_version=4).cells] == given
     chapter.own_workbook.unlink()
     assert workbook.reset(small, chapter, small.exercise("scale_vector")) is None
     assert [cell.source for cell in nbformat.read(chapter.own_workbook, as_version=4).cells] == given
     assert workbook.stale(small) == []  # what is shipped was never touched
+
+
+def test_a_learners_copy_has_no_markers_and_what_nbgrader_releases_has(small):
+    (chapter,) = workbook.with_exercises(small, small.chapters)
+    copies.workbook(small, chapter)
+    mine, shipped = (nbformat.read(path, as_version=4) for path in (chapter.own_workbook, chapter.workbook))
+    (answer,) = [cell for cell in mine.cells if cell.metadata.get("labkit") == {
+        "exercise": "scale_vector", "role": "answer"}]
+    assert answer.source.endswith("i = cuda.grid(1)\n    # Your code here\n    pass")
+    assert "SOLUTION" in chapter.workbook.read_text() and "SOLUTION" not in chapter.own_workbook.read_text()
+    assert [cell.metadata for cell in mine.cells] == [cell.metadata for cell in shipped.cells]  # to be graded by
+    assert [cell.source for cell in mine.cells] == [
+        "\n".join(line for line in cell.source.split("\n") if "SOLUTION" not in line) for cell in shipped.cells]
+    assert not any(result.passed for result in workbook.run_cells(small, chapter, mine, env={"LABKIT_PROGRESS": "0"}))
+    answer.source = answer.source.replace("pass", "if i < out.size:\n        out[i] = a[i] * s")
+    right, *_ = workbook.run_cells(small, chapter, mine, ["scale_vector"], env={"LABKIT_PROGRESS": "0"})
+    assert right.passed
 
 
 def test_reset_puts_back_cells_that_were_deleted(small):

@@ -368,7 +368,7 @@ def test_a_learners_answer_is_read_checked_and_used(classroom):
     assert states["largest_seen"].state == yours.TO_DO
     mine = yours.answers("saxpy", "add_row")
     assert [name for name, _, _ in one_by_one(mine, shape=SMALL).runs] == ["saxpy"]
-    assert one_by_one(mine, shape=SMALL).passed and "add_row (work/exercises/04" in str(one_by_one(mine, shape=SMALL))
+    assert one_by_one(mine, shape=SMALL).passed and "add_row (work/exercises/05" in str(one_by_one(mine, shape=SMALL))
     unchecked = yours.answers("add_row", checked=False)
     assert one_by_one(unchecked, shape=SMALL).first("add_row").name == "attn.c_attn"
 

@@ -1,7 +1,9 @@
 """agree() accepts right rungs and rejects wrong ones, for the right reason."""
 
 import importlib
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from numba import float32, int32
 
 from labkit import cuda, device
 from labkit._common.tables import MIMETYPE
+from labkit.kernels import op as op_module
 from labkit.kernels.agree import (
     GUARD,
     Sample,
@@ -202,8 +205,6 @@ def test_agreement_shows_itself_everywhere():
 
 
 def test_a_failed_agreement_is_valid_json():
-    import json
-
     agreement = agree(VECTOR_ADD, [launcher_of(nothing_kernel)], sizes=({"n": 5},), check=False)
     result = agreement.result()
     assert result["max_error"] is None
@@ -410,10 +411,6 @@ def test_a_rung_that_refuses_sizes_says_which_it_allows():
 
 
 def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_gpus(monkeypatch):
-    from types import SimpleNamespace
-
-    from labkit.kernels import op as op_module
-
     future = scale_rung("future", needs=(9, 0))
     if not device.on_gpu():
         assert agree(scale_op(future)).rows[0].skipped == ""

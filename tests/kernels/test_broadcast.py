@@ -8,6 +8,7 @@ from labkit.kernels.agree import agree
 from labkit.kernels.broadcast import broadcast_add_coalesced, broadcast_add_reference, broadcast_add_strided
 from labkit.kernels.op import rung
 from labkit.kernels.ops.broadcast import BROADCAST_ADD
+from tests.launching import ones
 
 
 def test_every_rung_agrees():
@@ -46,9 +47,6 @@ def test_a_swapped_pair_of_axes_is_rejected():
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     a, b, c, out = ones(2, 3, 4), ones(2, 3), ones(2), ones(2, 3, 4)
     with pytest.raises(ValueError, match=r"b has shape \(3, 2\); it must be \(2, 3\)"):
         broadcast_add_strided(a, ones(3, 2), c, out)

@@ -12,13 +12,13 @@ from labkit.kernels.ops.embedding_layernorm import (
     half_tolerance,
     tolerance,
 )
+from tests.launching import every_rung
 
 OPS = (EMBEDDING_LAYERNORM, EMBEDDING_LAYERNORM_HALF)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
-                                              for op in OPS for launcher in op.rungs])
+@every_rung(*OPS)
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 

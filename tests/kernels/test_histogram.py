@@ -15,27 +15,25 @@ from labkit.kernels.histogram import (
     histogram_shared_kernel,
 )
 from labkit.kernels.ops.histogram import HISTOGRAM, HISTOGRAM_INT32
-from labkit.measure.ops import op
-
-RUNGS = [pytest.param(one, launch, id=f"{one.name}-{launch.__name__}")
-         for one in (HISTOGRAM, HISTOGRAM_INT32) for launch in one.rungs]
+from labkit.measure.ops import op as registered
+from tests.launching import every_rung
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("one", "launch"), RUNGS)
-def test_every_rung_agrees(one, launch):
-    assert agree(one, [launch], seed=1).passed
-    assert op(one.name) is one
+@every_rung(HISTOGRAM, HISTOGRAM_INT32)
+def test_every_rung_agrees(op, launcher):
+    assert agree(op, [launcher], seed=1).passed
+    assert registered(op.name) is op
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("one", "launch"), RUNGS)
-def test_values_that_are_no_bin_are_not_counted(one, launch):
-    dtype = np.uint8 if one is HISTOGRAM else np.int32
-    values = [0, 9, 10, 255] if one is HISTOGRAM else [0, 9, 10, -1, -(2**31), 2**31 - 1, 256]
+@every_rung(HISTOGRAM, HISTOGRAM_INT32)
+def test_values_that_are_no_bin_are_not_counted(op, launcher):
+    dtype = np.uint8 if op is HISTOGRAM else np.int32
+    values = [0, 9, 10, 255] if op is HISTOGRAM else [0, 9, 10, -1, -(2**31), 2**31 - 1, 256]
     x = np.resize(np.array(values, np.int64), 700).astype(dtype)
     out = cuda.to_device(np.full(10, -7, np.int32))  # what it held before is not added to
-    launch(cuda.to_device(x), 10, out)
+    launcher(cuda.to_device(x), 10, out)
     np.testing.assert_array_equal(out.copy_to_host(), histogram_reference(x, 10))
     assert histogram_reference(x, 10).sum() == (x == 0).sum() + (x == 9).sum()
 

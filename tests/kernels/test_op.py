@@ -9,9 +9,11 @@ import pytest
 from labkit._common.tables import MIMETYPE, size_text, to_markdown
 from labkit.kernels.agree import agree
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
-from labkit.kernels.op import uniform
+from labkit.kernels.norm import layernorm
+from labkit.kernels.op import rungs_of, sizes, uniform
 from labkit.kernels.ops.elementwise import VECTOR_ADD
 from labkit.kernels.ops.matmul import MATMUL
+from labkit.kernels.residual_add import residual_add_vectorized
 
 
 def test_an_op_rejects_a_launcher_without_a_kernel():
@@ -74,3 +76,15 @@ def test_a_rung_is_called_named_and_read_as_its_launcher():
 def test_baselines_with_numpy_cupy_and_torch():
     assert [one.title for one in numpy_cupy_torch(max, note="cuBLAS")] == [
         "NumPy, on the host", "CuPy (cuBLAS)", "PyTorch (cuBLAS)"]
+
+
+def test_the_rungs_of_a_module_are_those_that_it_defines_in_its_order():
+    assert [one.__name__ for one in rungs_of(layernorm, "add_layernorm")] == ["add_layernorm_unfused",
+                                                                              "add_layernorm_fused"]
+    assert residual_add_vectorized in vars(layernorm).values() and residual_add_vectorized not in rungs_of(layernorm)
+
+
+def test_sizes_by_the_lengths_of_their_axes():
+    assert sizes("R C", (1, 3), (2, 5)) == ({"R": 1, "C": 3}, {"R": 2, "C": 5})
+    with pytest.raises(ValueError, match="shorter"):
+        sizes("R C", (1,))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.device import compiling
 from labkit.kernels import pdl, rope
 from labkit.kernels.attention import paged
 from labkit.kernels.attention.paged_split import make_paged_decode_mma
@@ -16,48 +15,39 @@ from labkit.kernels.elements import BFLOAT16
 from labkit.kernels.linear import normed, streamed, swap_ab
 from labkit.kernels.norm import rmsnorm
 from labkit.kernels.ops.linear_bf16 import layer
+from tests.compiled import HOPPER, ptx_of
 
 WAIT, BEGIN = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 
 
 def kernels(early: bool) -> dict:
-    """name -> (kernel, its argument types, capability)."""
-    types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
-    u16, f32, i32, u32 = ((lambda n, kind=kind: types.Array(kind, n, "C"))
-                          for kind in (types.uint16, types.float32, types.int32, types.uint32))
-    tensor_map = types.Array(types.uint64, 1, "C")
+    """name -> (kernel, its argument types)."""
+    vector, matrix = "uint16 1", "uint16 2"
     found = {
-        "product": (streamed.make_tensor(1, 1, early=early), [u16(2)] * 4),
-        "norm": (rmsnorm.make_rmsnorm(BFLOAT16, False, 1, True, True, 1e-5, early), [u16(1)] * 5),
+        "product": (streamed.make_tensor(1, 1, early=early), [matrix] * 4),
+        "norm": (rmsnorm.make_rmsnorm(BFLOAT16, False, 1, True, True, 1e-5, early), [vector] * 5),
         "rope": (rope.make_rope_split_cache(BFLOAT16, True, True, 1e-6, early),
-                 [u16(1), f32(1), i32(1), i32(1), *[u16(1)] * 5, *[types.uint32] * 6]),
+                 [vector, "float32 1", "int32 1", "int32 1", *[vector] * 5, *["uint32"] * 6]),
         "attention": (make_paged_decode_mma(64, 4, early),
-                      [*[u16(2)] * 3, i32(2), i32(1), u16(2), types.float32, *[types.uint32] * 2, f32(1), u32(1)]),
-        "norm and product": (normed.make_normed(512, 8, 1e-5, early=early),
-                             [u16(2), u16(2), u16(1), u16(2), u16(2), u16(2)]),
+                      [*[matrix] * 3, "int32 2", "int32 1", matrix, "float32", "uint32", "uint32", "float32 1",
+                       "uint32 1"]),
+        "norm and product": (normed.make_normed(512, 8, 1e-5, early=early), [matrix, matrix, vector, *[matrix] * 3]),
     }
     if early:
         found["weights left"] = (swap_ab.make_swap_ab(swap_ab.TILES[0], shared_k=True),
-                                 [tensor_map, tensor_map, u16(1), f32(1), u32(1), *[types.uint32] * 6])
-    return {name: (kernel, types.void(*arguments)) for name, (kernel, arguments) in found.items()}
+                                 ["uint64 1", "uint64 1", vector, "float32 1", "uint32 1", *["uint32"] * 6])
+    return found
 
 
 NAMES = ("product", "norm", "rope", "attention", "norm and product", "weights left")
 
 
-def ptx_of(kernel, signature) -> str:
-    try:
-        return compiling.ptx(kernel, signature, cc=(9, 0, "a"))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_early_kernel_writes_nothing_before_it_waits(name):
-    kernel, signature = kernels(True)[name]
+    kernel, arguments = kernels(True)[name]
     assert kernel.uses_pdl
-    text = ptx_of(kernel, signature)
+    text = ptx_of(kernel, *arguments, cc=HOPPER)
     before = text[: text.index(WAIT)]
     assert BEGIN in text
     assert not re.search(r"\b(st\.global|atom|red\.|cp\.async\.bulk\.tensor\.2d\.global)", before)
@@ -68,8 +58,8 @@ def test_an_early_kernel_writes_nothing_before_it_waits(name):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES[:5])
 def test_other_kernels_run_on_any_gpu(name):
-    kernel, signature = kernels(False)[name]
-    assert not kernel.uses_pdl and "griddepcontrol" not in ptx_of(kernel, signature)
+    kernel, arguments = kernels(False)[name]
+    assert not kernel.uses_pdl and "griddepcontrol" not in ptx_of(kernel, *arguments, cc=HOPPER)
 
 
 def test_only_gpus_from_hopper_on_are_asked_for_it(monkeypatch):

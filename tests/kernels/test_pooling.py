@@ -16,6 +16,7 @@ from labkit.kernels.ops.pooling import (
     mean_tolerance,
     normalized_tolerance,
 )
+from tests.launching import every_rung
 
 OPS = (MEAN_POOL, MEAN_POOL_HALF, MEAN_POOL_NORMALIZED, MEAN_POOL_NORMALIZED_HALF)
 LAUNCHERS = (pooling.mean_pool_columns, pooling.mean_pool, pooling.mean_pool_then_normalize,
@@ -23,19 +24,15 @@ LAUNCHERS = (pooling.mean_pool_columns, pooling.mean_pool, pooling.mean_pool_the
 LENGTHS = (40, 0, 20, 33, 1)  # five rows a warp; none; two or three; one more than four; a single one
 
 
-every_rung = pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
-                                                          for op in (*OPS, L2_NORMALIZE) for launcher in op.rungs])
-
-
 @pytest.mark.sampled(1, by="op")
-@every_rung
+@every_rung(*OPS, L2_NORMALIZE)
 def test_every_rung_agrees(op, launcher):
     """A warp's kernel is another for each width: the usual run has a narrow one and one of whole vectors."""
     assert agree(op, [launcher], sizes=(op.awkward[1], op.awkward[3 if op in OPS else 2]), seed=1).passed
 
 
 @pytest.mark.sweep
-@every_rung
+@every_rung(*OPS, L2_NORMALIZE)
 def test_every_rung_agrees_at_every_awkward_size(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from numba import types
+from numba import float32, types
 
 from labkit import cuda
 from labkit.device import compiling, launches
@@ -17,6 +17,7 @@ from labkit.device.launches import kernels_of
 from labkit.kernels import steps
 from labkit.kernels.agree import to_device
 from labkit.measure.ops import all_ops
+from tests.compiled import ptx_of
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
@@ -48,20 +49,12 @@ def launched(launcher, op):
 def compiler():
     """Skips a test before it plans launches for a compiler that is not there."""
     kernel, given = next(iter(AROUND_A_STEP.items()))
-    ptx_of(kernel, types.void(*given))
+    ptx_of(kernel, *given)
 
 
 def capability(launcher):
     """What to compile for: 9.0a where a rung asks for Hopper, whose wgmma exists in that variant only."""
     return (9, 0, "a") if launcher.needs and tuple(launcher.needs[:2]) >= (9, 0) else (9, 0)
-
-
-@functools.cache
-def ptx_of(kernel, signature, cc=(9, 0)) -> str:
-    try:
-        return compiling.ptx(kernel, signature, cc=cc)
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
 
 
 # A rung that is made of other operations' launchers names no kernel.
@@ -82,7 +75,7 @@ def check_types(kernel, ptx):
 @pytest.mark.parametrize(("launcher", "op"), CASES)
 def test_float32_kernels_compute_in_float32(compiler, launcher, op):
     for kernel, signature in launched(launcher, op):
-        check_types(kernel, ptx_of(kernel, signature, capability(launcher)))
+        check_types(kernel, ptx_of(kernel, *signature.args, cc=capability(launcher)))
 
 
 IDS, PAIRS_OF_IDS, LOGITS = types.int32[::1], types.int32[:, ::1], types.float32[:, ::1]
@@ -99,7 +92,7 @@ AROUND_A_STEP = {
 @pytest.mark.parametrize("kernel", AROUND_A_STEP, ids=lambda kernel: kernel.__name__)
 def test_the_kernels_around_a_step(kernel):
     """They are no operations: no rung launches them."""
-    ptx = ptx_of(kernel, types.void(*AROUND_A_STEP[kernel]))
+    ptx = ptx_of(kernel, *AROUND_A_STEP[kernel])
     check_types(kernel, ptx)
     taken = compiling.resources(ptx)
     assert taken is None or taken["spill_bytes"] == 0
@@ -121,7 +114,7 @@ def test_every_kernel_is_read(compiler):
 def test_kernels_keep_to_their_registers(compiler, launcher, op):
     """A spilled register is a load from memory that the source does not have. Rungs that failed may show it."""
     for kernel, signature in launched(launcher, op):
-        taken = compiling.resources(ptx_of(kernel, signature, capability(launcher)))
+        taken = compiling.resources(ptx_of(kernel, *signature.args, cc=capability(launcher)))
         if taken is None:
             pytest.skip("ptxas is not installed")
         assert taken["registers"] <= 255
@@ -133,7 +126,7 @@ def test_the_inner_loop_of_the_naive_product_is_short():
     """Of four multiply-adds, unrolled by the compiler: Numba's range(K) would take 87 instructions."""
     (op,) = [op for op in all_ops() if op.name == "matmul"]
     ((kernel, signature),) = launched(op.rungs[0], op)
-    ptx = ptx_of(kernel, signature)
+    ptx = ptx_of(kernel, *signature.args)
     blocks = re.split(r"\n(?=\$L__)", ptx)
     (inner,) = [block for block in blocks if block.count("fma.rn.f32") == 4]
     lines = [line for line in inner.splitlines() if line.strip() and not line.startswith("$")]
@@ -141,10 +134,7 @@ def test_the_inner_loop_of_the_naive_product_is_short():
 
 
 def test_the_check_finds_a_float64():
-    from numba import float32
-
     def leaky(a, out):
         out[0] = a[0] * 0.1 + float32(1.0)
 
-    array = types.Array(types.float32, 1, "C")
-    assert re.search(r"\.f64\b", ptx_of(leaky, types.void(array, array)))
+    assert re.search(r"\.f64\b", ptx_of(leaky, "float32 1", "float32 1"))

@@ -7,7 +7,7 @@ from numba import float32
 from labkit import cuda, observe
 from labkit.kernels.agree import agree
 from labkit.kernels.op import uniform
-from labkit.kernels.ops.reduce import REDUCE_MAX, REDUCE_SUM
+from labkit.kernels.ops.reduce import REDUCE_SUM
 from labkit.kernels.reduce import (
     block_max,
     block_reduce_max,
@@ -15,17 +15,15 @@ from labkit.kernels.reduce import (
     block_sum,
     mean_and_variance_kernel,
     mean_and_variance_racy_kernel,
-    reduce_max_tree,
-    reduce_max_two_level,
     reduce_sum_tree,
     reduce_sum_two_level,
     reduce_sum_vectorized,
+    row_max,
 )
 
 
-@pytest.mark.parametrize("op", [REDUCE_SUM, REDUCE_MAX], ids=lambda op: op.name)
-def test_every_rung_agrees(op):
-    assert agree(op, seed=1).passed
+def test_every_rung_agrees():
+    assert agree(REDUCE_SUM, seed=1).passed
 
 
 @pytest.mark.parametrize("launch", [reduce_sum_tree, reduce_sum_two_level], ids=lambda f: f.__name__)
@@ -37,7 +35,27 @@ def test_a_sum_is_within_1e_5_at_every_block_size(launch, block):
     np.testing.assert_allclose(out.copy_to_host(), x.sum(axis=1, dtype=np.float64), rtol=1e-5)
 
 
-@pytest.mark.parametrize("launch", REDUCE_MAX.rungs, ids=lambda f: f.__name__)
+def make_block_max(block_reduce):
+    """The largest of each row by a block."""
+
+    @cuda.jit
+    def block_max_kernel(x, out):
+        shared = cuda.shared.array(1024, float32)
+        row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+        largest = float32(-np.inf)
+        for col in range(thread, x.shape[1], cuda.blockDim.x):
+            largest = max(largest, x[row, col])
+        largest = block_reduce(largest, shared)
+        if thread == 0:
+            out[row] = largest
+
+    return lambda x, out, block=256: block_max_kernel[x.shape[0], block](x, out)
+
+
+MAXIMA = [row_max, make_block_max(block_reduce_max), make_block_max(block_max)]
+
+
+@pytest.mark.parametrize("launch", MAXIMA)
 def test_a_maximum_is_exact_with_negative_numbers_and_infinities(launch):
     x = -1000 - 10 * np.abs(uniform(np.random.default_rng(3), 5, 1000))
     x[0, ::3] = -np.inf
@@ -49,10 +67,18 @@ def test_a_maximum_is_exact_with_negative_numbers_and_infinities(launch):
     np.testing.assert_array_equal(out.copy_to_host(), x.max(axis=1))
 
 
+@pytest.mark.parametrize("C", [1, 31, 257, 4099])
+def test_a_maximum_by_warps_is_exact_in_any_number_of_rows(C):
+    x = -np.random.default_rng(C).random((11, C), dtype=np.float32) - 1
+    out = cuda.to_device(np.zeros(11, np.float32))
+    row_max(cuda.to_device(x), out)
+    np.testing.assert_array_equal(out.copy_to_host(), x.max(axis=1))
+
+
 @pytest.mark.parametrize("block", [32, 128, 1024])
 def test_a_maximum_is_exact_at_every_block_size(block):
     x = -np.random.default_rng(block).random((2, 1500), dtype=np.float32) - 1
-    for launch in (reduce_max_tree, reduce_max_two_level):
+    for launch in MAXIMA[1:]:
         out = cuda.to_device(np.zeros(2, np.float32))
         launch(cuda.to_device(x), out, block=block)
         np.testing.assert_array_equal(out.copy_to_host(), x.max(axis=1))

@@ -12,6 +12,7 @@ from labkit.kernels.elements import element_of
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.rope import ROPE_NORM_SPLIT_CACHE_BF16, ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, head_tolerance
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_split_cache_three_launches, rope_table
+from tests.launching import every_rung
 
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -19,9 +20,7 @@ SCALINGS = {"none": None, "linear": {"type": "linear", "factor": 2.5}, "llama3":
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [
-    pytest.param(op, launcher, id=f"{op.name}-{launcher.__name__}")
-    for op in (ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, ROPE_NORM_SPLIT_CACHE_BF16) for launcher in op.rungs])
+@every_rung(ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, ROPE_NORM_SPLIT_CACHE_BF16)
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 

@@ -19,10 +19,8 @@ from labkit.kernels.scan import (
     scan_reference,
 )
 from labkit.kernels.scan_blocks import make_scan_blelloch, make_scan_hillis_steele, scan_hillis_steele, scratch_size
-from labkit.measure.ops import op
-
-RUNGS = [pytest.param(one, launch, id=f"{one.name}-{launch.__name__}")
-         for one in (SCAN, SCAN_F32) for launch in one.rungs]
+from labkit.measure.ops import op as registered
+from tests.launching import every_rung
 
 
 def run(launch, x, **options):
@@ -32,21 +30,21 @@ def run(launch, x, **options):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("one", "launch"), RUNGS)
-def test_every_rung_agrees(one, launch):
-    assert agree(one, [launch], seed=1).passed
-    assert op(one.name) is one
+@every_rung(SCAN, SCAN_F32)
+def test_every_rung_agrees(op, launcher):
+    assert agree(op, [launcher], seed=1).passed
+    assert registered(op.name) is op
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("one", "launch"), RUNGS)
-def test_an_exclusive_scan(one, launch):
+@every_rung(SCAN, SCAN_F32)
+def test_an_exclusive_scan(op, launcher):
     rng = np.random.default_rng(0)
     for n in (1, 2, 33, TILE, 2 * TILE + 5):
-        x = rng.integers(-9, 9, n).astype(one.dtype)  # of small whole numbers float32 makes exact sums, too
-        through = np.cumsum(x).astype(one.dtype)
-        np.testing.assert_array_equal(run(launch, x, exclusive=True), through - x)
-        np.testing.assert_array_equal(run(launch, x), through)
+        x = rng.integers(-9, 9, n).astype(op.dtype)  # of small whole numbers float32 makes exact sums, too
+        through = np.cumsum(x).astype(op.dtype)
+        np.testing.assert_array_equal(run(launcher, x, exclusive=True), through - x)
+        np.testing.assert_array_equal(run(launcher, x), through)
 
 
 @pytest.mark.sweep

@@ -8,28 +8,24 @@ from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.ops.swiglu import SWIGLU, SWIGLU_BF16
 from labkit.kernels.swiglu import silu, swiglu, swiglu_per_thread, swiglu_reference
+from tests.launching import every_rung, ones, run
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=f"{op.name}-{launcher.__name__}")
-                                              for op in (SWIGLU, SWIGLU_BF16) for launcher in op.rungs])
+@every_rung(SWIGLU, SWIGLU_BF16)
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
 
-def run(launch, gate_up):
-    out = poisoned((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
-    launch(cuda.to_device(gate_up), out.array)
-    got, outside = out.read()
-    assert not outside.size
-    return got
+def activated(launch, gate_up):
+    return run(launch, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype, gate_up)
 
 
 def test_bfloat16_is_rounded_where_transformers_rounds():
     (gate_up,) = SWIGLU_BF16.inputs(np.random.default_rng(2), T=9, F=264)
     gate, up = float32_of(gate_up[:, :264]), float32_of(gate_up[:, 264:])
     expected = bfloat16_of(float32_of(bfloat16_of(silu(gate.astype(np.float64)))) * up)
-    got = run(swiglu, gate_up)
+    got = activated(swiglu, gate_up)
     assert np.mean(got != expected) < 0.002
     assert np.abs(got.astype(np.int32) - expected).max() <= 1
     once = bfloat16_of(silu(gate.astype(np.float64)) * up)
@@ -41,7 +37,7 @@ def test_bfloat16_is_rounded_where_transformers_rounds():
 def test_gates_far_from_zero(launch):
     """silu(-100) is nothing, silu(100) is 100; an infinite gate is infinite, or no number, as in PyTorch."""
     gate = np.float32([-1e30, -100, -0.0, 0, 100, 1e30, np.inf, -np.inf, np.nan, 1, 1, 1, 1, 1, 1, 1])
-    got = run(launch, np.stack([np.concatenate([gate, np.full(16, 2, np.float32)])]))[0]
+    got = activated(launch, np.stack([np.concatenate([gate, np.full(16, 2, np.float32)])]))[0]
     np.testing.assert_allclose(got[:7], [0, 0, 0, 0, 200, 2e30, np.inf], atol=1e-30, rtol=1e-6)
     assert np.isnan(got[7:9]).all()
     np.testing.assert_allclose(got[9:], 2 / (1 + np.exp(-1)), rtol=1e-6)
@@ -54,7 +50,7 @@ def test_a_view_at_an_odd_address(op):
     whole = cuda.to_device(np.concatenate([np.ones(1, gate_up.dtype), gate_up.reshape(-1)]))
     out = poisoned((3, 40), op.dtype)
     swiglu(whole[1:].reshape(gate_up.shape), out.array)
-    np.testing.assert_array_equal(out.read()[0], run(swiglu, gate_up))
+    np.testing.assert_array_equal(out.read()[0], activated(swiglu, gate_up))
     assert not out.read()[1].size
 
 
@@ -65,9 +61,6 @@ def test_the_reference_knows_silu():
 
 
 def test_errors_name_the_argument():
-    def ones(*shape, dtype=np.float32):
-        return cuda.to_device(np.ones(shape, dtype))
-
     with pytest.raises(TypeError, match="gate_up has dtype float64; float32 and uint16"):
         swiglu(ones(2, 16, dtype=np.float64), ones(2, 8))
     with pytest.raises(ValueError, match="gate_up has 15 columns; gates and ups are as many"):

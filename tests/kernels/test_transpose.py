@@ -13,6 +13,7 @@ from labkit.kernels.transpose import (
     transpose_vectorized,
     transpose_vectorized_kernel,
 )
+from tests.launching import ones
 
 
 def test_every_rung_agrees():
@@ -47,9 +48,6 @@ def test_the_vectorized_tile_has_no_bank_conflicts():
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     for launch in TRANSPOSE.rungs:
         with pytest.raises(ValueError, match=r"out has shape \(2, 3\); it must be \(3, 2\)"):
             launch(ones(2, 3), ones(2, 3))

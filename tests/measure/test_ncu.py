@@ -1,9 +1,9 @@
 """Profiles by ncu: each launch is that of its rung, and the recorded ones are read as tables."""
 
-
 import pytest
 
 from labkit.measure import ncu as counters
+from labkit.measure.ops import HOMES, op
 
 
 def ncu_line(number, kernel, metric, value):
@@ -67,16 +67,12 @@ def test_an_operation_without_a_profile_says_how_to_take_one():
 
 
 def test_profiled_operations_and_rungs_exist():
-    from labkit.measure.ops import HOMES, op
-
     for name, rungs in counters.PROFILED.items():
         for rung in rungs if name in HOMES else ():
             op(name).rung(rung)
 
 
 def test_a_profile_may_have_a_size_of_its_own():
-    from labkit.measure.ops import op
-
     for name, (operation, rungs, size) in counters.AT_SIZE.items():
         assert counters._job(name) == (operation, rungs, size)
         assert size.keys() == op(operation).work.timed_gpu.keys() and all(op(operation).rung(one) for one in rungs)

@@ -91,8 +91,6 @@ def test_a_gpus_limits_are_measured_once_a_day(fresh_limits, monkeypatch):
 
 
 def test_the_units_that_bound_an_op_are_its_own():
-    from dataclasses import replace
-
     tensor = replace(LIMITS, tf32_tflops=40.0, f16_tflops=80.0)
     half = replace(MATMUL, work=replace(MATMUL.work, peak="f16"))
     size = {"M": 1000, "N": 1000, "K": 1000}

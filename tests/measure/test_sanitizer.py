@@ -6,6 +6,7 @@ import pytest
 
 from labkit._common.paths import MEASUREMENTS
 from labkit.measure import sanitizer
+from labkit.measure.ops import HOMES, UNRECORDED
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER
@@ -34,8 +35,6 @@ def test_no_summary_is_no_success():
 
 
 def test_a_fault_a_problem_and_a_blind_tool_are_named():
-    from labkit.measure.ops import HOMES, UNRECORDED
-
     clean = {"errors": 0, "rungs": ["a"], "size": {}, "seconds": 1.0}
     recorded = {tool: {name: clean for name in HOMES if name not in UNRECORDED} for tool in sanitizer.TOOLS}
     recorded["controls"] = {name: {"errors": 3} for name in sanitizer.CONTROLS}

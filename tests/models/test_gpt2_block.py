@@ -27,6 +27,12 @@ def truth(x, weights, shape, **options):
                              shape.heads, **options)
 
 
+def solved(x, weights, **options):
+    out = cuda.device_array(x.shape, x.dtype)
+    solve(cuda.to_device(x), out, cuda.to_device(weights), len(x), **options)
+    return out.copy_to_host()
+
+
 def close(got, expected, shape, launches=7, dtype=np.float32):
     allowed = block.allowed_error(shape, expected, launches, dtype)
     assert np.abs(got.astype(np.float64) - expected).max() <= allowed
@@ -97,9 +103,7 @@ def test_gpt2_small_with_16_tokens_quickly():
 def test_long_sequences(tokens):
     shape = Shape(width=16, heads=1, inner=16)
     x, weights = case(shape, tokens)
-    out = cuda.device_array(x.shape, np.float32)
-    solve(cuda.to_device(x), out, cuda.to_device(weights), tokens, shape=shape)
-    close(out.copy_to_host(), truth(x, weights, shape)["out"], shape)
+    close(solved(x, weights, shape=shape), truth(x, weights, shape)["out"], shape)
 
 
 def test_in_place_and_fewer_rows_than_there_are():
@@ -121,18 +125,15 @@ def test_float16():
     shape = Shape(width=64, heads=4, inner=96)
     x, weights = case(shape, 17, np.float16)
     for causal in (False, True):
-        out = cuda.device_array(x.shape, np.float16)
-        solve(cuda.to_device(x), out, cuda.to_device(weights), 17, shape=shape, causal=causal)
-        close(out.copy_to_host(), truth(x, weights, shape, causal=causal)["out"], shape, dtype=np.float16)
+        close(solved(x, weights, shape=shape, causal=causal), truth(x, weights, shape, causal=causal)["out"], shape,
+              dtype=np.float16)
 
 
 @pytest.mark.parametrize("kernels", [FUSED, KERNEL_FOR_EACH_STEP], ids=["fused", "each_step"])
 def test_post_ln_is_another_block(kernels):
     x, weights = case(SMALL, 7)
-    out = cuda.device_array(x.shape, np.float32)
-    solve(cuda.to_device(x), out, cuda.to_device(weights), 7, shape=SMALL, post_ln=True, kernels=kernels)
     expected = truth(x, weights, SMALL, post_ln=True)["out"]
-    close(out.copy_to_host(), expected, SMALL)
+    close(solved(x, weights, shape=SMALL, post_ln=True, kernels=kernels), expected, SMALL)
     assert np.abs(expected - truth(x, weights, SMALL)["out"]).max() > 0.5
 
 
@@ -147,9 +148,7 @@ def test_a_kernel_of_ones_own_and_the_step_that_it_breaks():
         if np.abs(array.copy_to_host() - expected[name]).max() > 1e-3:
             wrong.append(name)
 
-    out = cuda.device_array(x.shape, np.float32)
-    solve(cuda.to_device(x), out, cuda.to_device(weights), 3, shape=SMALL, watch=watch,
-          kernels=Kernels(linear=block.separately(gelu=lazy_gelu)))
+    solved(x, weights, shape=SMALL, watch=watch, kernels=Kernels(linear=block.separately(gelu=lazy_gelu)))
     assert wrong[0] == "mlp.gelu"
 
 

@@ -1,22 +1,15 @@
 """A token of GPT-2 in five launches a layer: the same text as with a launch for each operation, in float32 and
 float16."""
 
-import json
-
 import numpy as np
 import pytest
 
 from labkit import device
-from labkit._common.paths import REPOSITORY
 from labkit.models import gpt2_step
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace
 from labkit.models.gpt2_reference import allowed_error
 from labkit.models.safetensors import read
-from tests.models.test_gpt2 import all_logits, launches_of
-
-GOLDEN = REPOSITORY / "tests" / "golden" / "gpt2-random"
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-PROMPT = EXPECTED["prompt"]
+from tests.models.test_gpt2 import EXPECTED, GOLDEN, PROMPT, all_logits, launches_of
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import uvicorn
 
 from labkit._common.errors import UserError
 from labkit.engine import LLMEngine
@@ -88,6 +89,21 @@ def served(engine, settings=None, encoder=None):
     assert thread.stats.free_pages == thread.stats.pages
 
 
+@contextlib.contextmanager
+def listening(app):
+    """The address of a server of uvicorn's own, with any app."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    running = threading.Thread(target=server.run)
+    running.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        running.join(10)
+    assert not running.is_alive(), "the server does not end"
+
+
 def until(holds, seconds=10.0):
     end = time.monotonic() + seconds
     while not holds():
@@ -95,4 +111,4 @@ def until(holds, seconds=10.0):
         time.sleep(0.005)
 
 
-__all__ = ["END", "PAGES", "Chatting", "Encoder", "fake_engine", "served", "until"]
+__all__ = ["END", "PAGES", "Chatting", "Encoder", "fake_engine", "listening", "served", "until"]

@@ -30,9 +30,9 @@ from labkit.serve.settings import Settings
 from labkit.serve.window.look import look, look_no_more
 from labkit.serve.window.state import Picture
 from tests.engine.fake_model import as_pairs, listed, logprobs_alone
-from tests.engine.test_llm import LONG, Letters, expected, requests, seen, with_and_without_logprobs
+from tests.engine.test_llm import LONG, Letters, expected, seen, with_and_without_logprobs
 from tests.serve.serving import Chatting, Encoder, until
-from tests.serve.test_engine_thread import PAGES, Faulty, in_threads, read
+from tests.serve.test_engine_thread import PAGES, Faulty, read, wrong_of_many
 
 proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="the system does not say what a process does")
 posix = pytest.mark.skipif(os.name != "posix", reason="no such signals on this system")
@@ -137,23 +137,7 @@ def test_only_new_logprobs_are_sent():
 
 
 def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone(engine):
-    wrong = []
-
-    def client(seed):
-        async def ask():
-            asked = list(requests(12, seed))
-            streams = [engine.submit(prompt, params, final_only=at % 3 == 0)
-                       for at, (prompt, params) in enumerate(asked)]
-            for (prompt, params), outputs in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
-                last = outputs[-1]
-                found = [seen(one) for one in last.outputs]
-                if (found != [expected(prompt, params, index) for index in range(params.n)] or last.prompt != prompt
-                        or last.prompt_token_ids != Letters().encode(prompt)):
-                    wrong.append((prompt, params, found))
-        asyncio.run(ask())
-
-    in_threads(client)
-    assert wrong == []
+    assert wrong_of_many(engine) == []
     until(lambda: engine.waiting == 0 and engine.stats.free_pages == PAGES)
     assert engine.steps > 10 and engine.stats.generated > 100
 

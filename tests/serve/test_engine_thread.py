@@ -12,6 +12,7 @@ from labkit.serve.async_engine import AsyncEngine, Busy, DeadlineExceeded, Drain
 from labkit.serve.engine_thread import EngineThread
 from tests.engine.fake_model import FakeRunner
 from tests.engine.test_llm import LONG, Letters, expected, requests, seen
+from tests.serve.serving import until
 
 PAGES = 30
 
@@ -54,13 +55,6 @@ async def read(stream):
     return [output async for output in stream]
 
 
-def until(holds, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to this"
-        time.sleep(0.002)
-
-
 def in_threads(client):
     """client(seed) four times at once, each in a thread of its own."""
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
@@ -75,28 +69,33 @@ def settled(thread):
     thread.ask(lambda there: None).result(5)
 
 
-def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone():
+def wrong_of_many(engine):
+    """Four loops stream twelve requests each; the requests that did not get what they get alone."""
     wrong = []
 
     def client(seed):
         async def ask():
             asked = list(requests(12, seed))
-            streams = [thread.submit(prompt, params, final_only=at % 3 == 0)
+            streams = [engine.submit(prompt, params, final_only=at % 3 == 0)
                        for at, (prompt, params) in enumerate(asked)]
             for at, ((prompt, params), outputs) in enumerate(zip(asked, await asyncio.gather(*map(read, streams)),
                                                                  strict=True)):
-                texts = [output.outputs[0].text for output in outputs]
-                whole = [seen(one) for one in outputs[-1].outputs] == [expected(prompt, params, index)
-                                                                       for index in range(params.n)]
+                texts, last = [output.outputs[0].text for output in outputs], outputs[-1]
+                whole = [seen(one) for one in last.outputs] == [expected(prompt, params, index)
+                                                                for index in range(params.n)]
+                named = last.prompt == prompt and last.prompt_token_ids == Letters().encode(prompt)
                 grows = all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
-                if not (whole and grows and (len(outputs) == 1 or at % 3)):
+                if not (whole and named and grows and (len(outputs) == 1 or at % 3)):
                     wrong.append((prompt, params, texts))
         asyncio.run(ask())
 
+    in_threads(client)
+    return wrong
+
+
+def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone():
     with running() as thread:
-        in_threads(client)
-        assert thread.waiting == 0
-    assert wrong == []
+        assert wrong_of_many(thread) == [] and thread.waiting == 0
 
 
 def test_a_slow_reader_finds_the_newest_output_and_no_one_waits_for_it():

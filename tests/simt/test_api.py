@@ -1166,26 +1166,3 @@ def test_one_kernel_for_several_types():
         x = np.arange(10).astype(dtype)
         double[1, 10](x)
         np.testing.assert_array_equal(x, 2 * np.arange(10))
-
-
-def test_random_numbers_are_those_of_numba():
-    theirs = pytest.importorskip("numba.cuda.random")
-
-    @cuda.jit
-    def draw(states, uniform, normal):
-        i = cuda.grid(1)
-        for k in range(uniform.shape[1]):
-            uniform[i, k] = cuda.random.xoroshiro128p_uniform_float32(states, i)
-        for k in range(uniform.shape[1]):
-            normal[i, k] = cuda.random.xoroshiro128p_normal_float64(states, i)
-
-    states = cuda.random.create_xoroshiro128p_states(64, seed=7, subsequence_start=2)
-    uniform, normal = cuda.device_array((64, 40), np.float32), cuda.device_array((64, 40), np.float64)
-    draw[2, 32](states, uniform, normal)
-    host = np.zeros(64, theirs.xoroshiro128p_dtype)
-    theirs.init_xoroshiro128p_states_cpu(host, 7, 2)
-    expected = np.array([[theirs.xoroshiro128p_uniform_float32(host, i) for _ in range(40)] for i in range(64)])
-    np.testing.assert_array_equal(uniform.copy_to_host(), expected)
-    expected = np.array([[theirs.xoroshiro128p_normal_float64(host, i) for _ in range(40)] for i in range(64)])
-    np.testing.assert_allclose(normal.copy_to_host(), expected, rtol=1e-6)
-    np.testing.assert_array_equal(states.copy_to_host(), host)

@@ -28,6 +28,7 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     UnsupportedError,
 )
+from tests.simt.helpers import WAYS, kernel_of, run
 
 pytestmark = pytest.mark.cpu_device
 
@@ -75,129 +76,58 @@ def out(n):
 # ---------------------------------------------------------------- views
 
 
-@cuda.jit
-def read_a_row(x, y):
-    i = cuda.grid(1)
-    row = x[i]
-    y[i] = row[1]
+VIEWS = [  # what each thread does with a part of x
+    "row = x[i]; y[i] = row[1]",
+    "row = x[i, :]; y[i] = row[1]",
+    "column = x[..., i]; y[i] = column[1]",
+    "own = cuda.local.array((3, 4), float32)\nfor j in range(3): own[j, 1] = x[0, 1]\nrow = own[i]; y[i] = row[1]",
+    "for value in x[i]: y[i] += value",
+    "row = x[i]; row[0] = row[1]",
+    "x[i] = float32(7)",
+    "x[i, 1:3] = float32(7)",
+    "x[..., i] = float32(7)",
+    "cuda.atomic.add(x[i], 1, float32(2))",
+    "y[i] = x[i].sum()",
+    "x[i].fill(float32(3))",
+]
+ATTRIBUTES = ("row = x[i]\n"
+              "y[i] = row.size + len(row) + row.ndim + row.shape[0] + row.strides[0] + row.nbytes + row.itemsize")
 
 
-@cuda.jit
-def read_a_slice(x, y):
-    i = cuda.grid(1)
-    row = x[i, :]
-    y[i] = row[1]
+def kernel_of_threads(body, arguments="x, y", **names):
+    return kernel_of(f"i = cuda.grid(1)\n{body}", arguments, float32=float32, **names)
 
 
-@cuda.jit
-def read_after_an_ellipsis(x, y):
-    i = cuda.grid(1)
-    column = x[..., i]
-    y[i] = column[1]
+@pytest.mark.parametrize("source", [*VIEWS, ATTRIBUTES])
+def test_a_view_is_the_same_in_both_runs(source):
+    both(kernel_of_threads(source)[1, 3], ramp(3, 4), out(3))
 
 
-@cuda.jit
-def read_a_shared_row(x, y):
-    tile = cuda.shared.array((3, 4), float32)
-    i = cuda.grid(1)
-    for j in range(4):
-        tile[i % 3, j] = x[0, j]
-    cuda.syncwarp()
-    row = tile[i]
-    y[i] = row[1]
-
-
-@cuda.jit
-def read_a_local_row(x, y):
-    own = cuda.local.array((3, 4), float32)
-    i = cuda.grid(1)
-    for j in range(3):
-        own[j, 1] = x[0, 1]
-    row = own[i]
-    y[i] = row[1]
-
-
-@cuda.jit
-def iterate_over_a_row(x, y):
-    i = cuda.grid(1)
-    for value in x[i]:
-        y[i] += value
-
-
-@cuda.jit
-def write_through_a_row(x, y):
-    i = cuda.grid(1)
-    row = x[i]
-    row[0] = row[1]
-
-
-@cuda.jit
-def write_a_whole_row(x, y):
-    i = cuda.grid(1)
-    x[i] = float32(7)
-
-
-@cuda.jit
-def write_a_slice(x, y):
-    i = cuda.grid(1)
-    x[i, 1:3] = float32(7)
-
-
-@cuda.jit
-def write_after_an_ellipsis(x, y):
-    i = cuda.grid(1)
-    x[..., i] = float32(7)
-
-
-@cuda.jit
-def update_a_row(x, y):
-    i = cuda.grid(1)
-    cuda.atomic.add(x[i], 1, float32(2))
-
-
-@cuda.jit
-def sum_a_row(x, y):
-    i = cuda.grid(1)
-    y[i] = x[i].sum()
-
-
-@cuda.jit
-def fill_a_row(x, y):
-    i = cuda.grid(1)
-    x[i].fill(float32(3))
-
-
-@cuda.jit
-def attributes_of_a_row(x, y):
-    i = cuda.grid(1)
-    row = x[i]
-    y[i] = row.size + len(row) + row.ndim + row.shape[0] + row.strides[0] + row.nbytes + row.itemsize
-
-
-VIEWS = [read_a_row, read_a_slice, read_after_an_ellipsis, read_a_local_row, iterate_over_a_row, write_through_a_row,
-         write_a_whole_row, write_a_slice, write_after_an_ellipsis, update_a_row, sum_a_row, fill_a_row]  # fmt: skip
-
-
-@pytest.mark.parametrize("kernel", [*VIEWS, attributes_of_a_row], ids=lambda k: k.__name__)
-def test_a_view_is_the_same_in_both_runs(kernel):
-    both(kernel[1, 3], ramp(3, 4), out(3))
-
-
-@pytest.mark.parametrize("kernel", VIEWS, ids=lambda k: k.__name__)
-def test_a_view_past_the_end_is_one_fault(kernel):
-    past = 4 if "ellipsis" in kernel.__name__ else 3
-    error = faults(OutOfBoundsError, kernel[1, past + 1], ramp(3, 4), out(5))
+@pytest.mark.parametrize("source", VIEWS)
+def test_a_view_past_the_end_is_one_fault(source):
+    past = 4 if "..." in source else 3
+    error = faults(OutOfBoundsError, kernel_of_threads(source)[1, past + 1], ramp(3, 4), out(5))
     assert (error.index, error.thread, error.shape) == ((past,), (past, 0, 0), (3, 4))
 
 
 def test_a_shared_row_past_the_end_is_one_fault():
+    @cuda.jit
+    def read_a_shared_row(x, y):
+        tile = cuda.shared.array((3, 4), float32)
+        i = cuda.grid(1)
+        for j in range(4):
+            tile[i % 3, j] = x[0, j]
+        cuda.syncwarp()
+        row = tile[i]
+        y[i] = row[1]
+
     report = observe(read_a_shared_row[1, 4], ramp(3, 4), out(4))
     assert [f.index for f in report.out_of_bounds] == [(3,)]
 
 
 def test_what_is_written_through_a_view_that_does_not_exist_goes_nowhere():
     x = ramp(3, 4)
-    report = observe(write_through_a_row[1, 4], x, out(4))
+    report = observe(kernel_of_threads("row = x[i]; row[0] = row[1]")[1, 4], x, out(4))
     assert not report.races and x[:, 0].tolist() == [1, 5, 9]
 
 
@@ -214,20 +144,8 @@ def test_a_finding_names_the_row_through_which_an_element_was_used():
 # ---------------------------------------------------------------- a negative index
 
 
-@cuda.jit
-def left_neighbour(x, y):
-    i = cuda.grid(1)
-    y[i] = x[i - 1]
-
-
-@cuda.jit
-def the_last_element(x, y):
-    i = cuda.grid(1)
-    y[i] = x[-1]
-
-
 def test_an_index_that_wraps_is_a_warning_and_no_error():
-    report = observe(left_neighbour[1, 4], np.arange(4, dtype=np.float32), out(4))
+    report = observe(kernel_of_threads("y[i] = x[i - 1]")[1, 4], np.arange(4, dtype=np.float32), out(4))
     assert report.ok and not report.findings
     (warning,) = report.warnings
     assert (warning.kind, warning.threads, warning.index) == ("warning", [(0, 0, 0)], (-1,))
@@ -238,7 +156,7 @@ def test_an_index_that_wraps_is_a_warning_and_no_error():
 
 
 def test_a_minus_one_in_the_source_is_meant():
-    assert not observe(the_last_element[1, 4], np.arange(4, dtype=np.float32), out(4)).warnings
+    assert not observe(kernel_of_threads("y[i] = x[-1]")[1, 4], np.arange(4, dtype=np.float32), out(4)).warnings
 
 
 # ---------------------------------------------------------------- global arrays in device functions
@@ -328,11 +246,11 @@ UNFIT = [(2.5, (1, 2), 1.0), (1j, (1, 2), 1.0), (1, 7, 1.0), (1, (1, 2, 3), 1.0)
          (1, (1, 2), (1,)), (math.nan, (1, 2), 1.0)]  # fmt: skip
 
 
+@WAYS
 @pytest.mark.parametrize("scalars", UNFIT, ids=str)
-def test_a_scalar_that_a_signature_cannot_hold_is_refused(scalars):
-    for run in (of_one_signature[1, 1], lambda *args: observe(of_one_signature[1, 1], *args)):
-        with pytest.raises(ArgumentError, match="is compiled for"):
-            run(*scalars, out(4))
+def test_a_scalar_that_a_signature_cannot_hold_is_refused(scalars, way):
+    with pytest.raises(ArgumentError, match="is compiled for"):
+        run(way, of_one_signature[1, 1], *scalars, out(4))
 
 
 def test_a_device_functions_signature_converts_arguments_and_result():
@@ -511,167 +429,75 @@ def test_round_is_computed_in_float64(dtype):
 
 
 @cuda.jit
-def remainder(x, y):
+def remainders(x, y):
     for i in range(len(x)):
-        y[i] = math.remainder(x[i, 0], x[i, 1])
+        y[i, 0], y[i, 1] = math.remainder(x[i, 0], x[i, 1]), math.fmod(x[i, 0], x[i, 1])
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float32, np.float64])
-def test_remainder(dtype):
-    pairs = [(0, 0), (5, 0), (5, 3), (7, 2), (3, 2), (9, 4)]
-    y = result(remainder[1, 1], np.array(pairs, dtype), np.zeros(len(pairs)))
-    np.testing.assert_array_equal(y, [np.nan, np.nan, *(math.remainder(a, b) for a, b in pairs[2:])])
-
-
-@cuda.jit
-def fmod(x, y):
-    for i in range(len(x)):
-        y[i] = math.fmod(x[i, 0], x[i, 1])
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64, np.float32, np.float64])
-def test_fmod_has_the_sign_of_its_first_argument(dtype):
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint8, np.int64, np.float32, np.float64])
+def test_remainder_and_fmod_which_has_the_sign_of_its_first_argument(dtype):
     signs = (1,) if np.dtype(dtype).kind == "u" else (1, -1)
-    pairs = [(s * a, t * b) for a, b in ((7, 3), (1, 2), (9, 4), (0, 5)) for s in signs for t in signs]
-    y = result(fmod[1, 1], np.array(pairs, dtype), np.zeros(len(pairs)))
-    np.testing.assert_array_equal(y, [math.fmod(a, b) for a, b in pairs])
+    pairs = [(s * a, t * b) for a, b in ((5, 3), (7, 2), (7, 3), (3, 2), (1, 2), (9, 4), (0, 5)) for s in signs
+             for t in signs]
+    y = result(remainders[1, 1], np.array([(0, 0), (5, 0), *pairs], dtype), np.zeros((len(pairs) + 2, 2)))
+    assert np.isnan(y[:2, 0]).all()
+    np.testing.assert_array_equal(y[2:], [(math.remainder(a, b), math.fmod(a, b)) for a, b in pairs])
 
 
 # ---------------------------------------------------------------- what has no result
 
-T = (1.0, 2.0)
+RAISES = 'if i == 2: raise ValueError("a bad value", 7)'
+ASSERTS = 'assert i < 2, "i must be small"'
+FAULTS = {  # what a thread does: the error; n has 3, 3, 5, 5, or as the step of a range 2, 2, 0, 0
+    "y[i] = T[i]": OutOfBoundsError,
+    "y[i] = y.shape[i]": OutOfBoundsError,
+    "for k in range(0, 5, n[i]): y[k] = 1": KernelValueError,
+    "for k in range(0, 5, n[i]):\n    cuda.syncthreads()\n    y[k] = 1": KernelValueError,
+    "parts = y.reshape(n[i], 2); parts[0, 0] = 1": KernelValueError,
+    RAISES: ValueError,
+    ASSERTS: KernelAssertionError,
+}
 
 
-@cuda.jit
-def past_a_tuple(n, y):
-    i = cuda.grid(1)
-    y[i] = T[i]
+def faulty(source):
+    return kernel_of_threads(source, "n, y", T=(1.0, 2.0))[1, 4]
 
 
-@cuda.jit
-def past_a_shape(n, y):
-    i = cuda.grid(1)
-    y[i] = y.shape[i]
-
-
-@cuda.jit
-def no_step(n, y):
-    for i in range(0, 5, n[cuda.grid(1)]):
-        y[i] = 1
-
-
-@cuda.jit
-def no_step_around_a_barrier(n, y):
-    for i in range(0, 5, n[cuda.grid(1)]):
-        cuda.syncthreads()
-        y[i] = 1
-
-
-@cuda.jit
-def to_another_size(n, y):
-    parts = y.reshape(n[cuda.grid(1)], 2)
-    parts[0, 0] = 1
-
-
-@cuda.jit
-def raises(n, y):
-    i = cuda.grid(1)
-    if i == 2:
-        raise ValueError("a bad value", 7)
-
-
-@cuda.jit
-def asserts(n, y):
-    i = cuda.grid(1)
-    assert i < 2, "i must be small"
-
-
-FAULTS = {past_a_tuple: OutOfBoundsError, past_a_shape: OutOfBoundsError, no_step: KernelValueError,
-          no_step_around_a_barrier: KernelValueError, to_another_size: KernelValueError, raises: ValueError,
-          asserts: KernelAssertionError}  # fmt: skip
-
-
-@pytest.mark.parametrize("kernel", FAULTS, ids=lambda k: k.__name__)
-def test_a_fault_names_kernel_line_and_thread(kernel):
-    error = faults(FAULTS[kernel], kernel[1, 4], np.array([2, 2, 0, 0] if "step" in kernel.__name__ else [3, 3, 5, 5]),
-                   np.zeros(6))  # fmt: skip
-    assert error.thread == ((1, 0, 0) if kernel is past_a_shape else (2, 0, 0)), error
+@pytest.mark.parametrize("source", FAULTS)
+def test_a_fault_names_kernel_line_and_thread(source):
+    n = np.array([2, 2, 0, 0] if "range" in source else [3, 3, 5, 5])
+    error = faults(FAULTS[source], faulty(source), n, np.zeros(6))
+    assert error.thread == ((1, 0, 0) if "y.shape" in source else (2, 0, 0)), error
 
 
 def test_what_a_kernel_raises_keeps_its_class_and_text():
-    error = faults(KernelAssertionError, raises[1, 4], np.zeros(1), out(4))
+    error = faults(KernelAssertionError, faulty(RAISES), np.zeros(1), out(4))
     assert isinstance(error, ValueError) and "thread 2 raised ValueError: a bad value, 7" in str(error)
-    assert "thread 2: i must be small" in str(faults(AssertionError, asserts[1, 4], np.zeros(1), out(4)))
-
-
-@cuda.jit
-def unpacks(x, y):
-    a, b = x
-    y[0] = a + b
+    assert "thread 2: i must be small" in str(faults(AssertionError, faulty(ASSERTS), np.zeros(1), out(4)))
 
 
 def test_an_exception_of_numbas_own_code_names_the_kernel():
-    error = faults_without_a_line(unpacks[1, 1], out(3), out(1))
-    assert "unpacks" in str(error) and "observe" in str(error)
-
-
-def faults_without_a_line(launch, *args):
-    with pytest.raises(KernelValueError) as caught:
-        launch(*args)
-    return caught.value
+    with pytest.raises(KernelValueError, match="unpacks.*observe"):
+        kernel_of("a, b = x\ny[0] = a + b", name="unpacks")[1, 1](out(3), out(1))
 
 
 # ---------------------------------------------------------------- what a GPU refuses
 
 
-@cuda.jit
-def float_index(x, y):
-    y[0] = x[1.0]
+ON_TWO_PATHS = "c = x[0]; y[0] = c\nc = float32(1.5)\nif y[0] > 1: c = x\ny[0] = c[0]"
+REFUSED = ["y[0] = x[1.0]", "y[0] = 1 if x == y else 0", "y[0] = 1j", "y[0] = x[0] & 1", "y[0] = x.shape", ON_TWO_PATHS]
 
 
-@cuda.jit
-def whole_array(x, y):
-    y[0] = 1 if x == y else 0
-
-
-@cuda.jit
-def complex_into_real(x, y):
-    y[0] = 1j
-
-
-@cuda.jit
-def bits_of_a_float(x, y):
-    y[0] = x[0] & 1
-
-
-@cuda.jit
-def a_tuple_into_an_element(x, y):
-    y[0] = x.shape
-
-
-@cuda.jit
-def on_two_paths(x, y):
-    c = x[0]
-    y[0] = c
-    c = float32(1.5)
-    if y[0] > 1:
-        c = x
-    y[0] = c[0]
-
-
-REFUSED = [float_index, whole_array, complex_into_real, bits_of_a_float, a_tuple_into_an_element, on_two_paths]
-
-
-@pytest.mark.parametrize("kernel", REFUSED, ids=lambda k: k.__name__)
-def test_code_of_the_wrong_type_is_refused_in_both_runs(kernel):
-    for run in (kernel[1, 1], lambda *args: observe(kernel[1, 1], *args)):
-        with pytest.raises(KernelTypeError, match=rf"{kernel.__name__}, line \d+: "):
-            run(out(2), out(2))
+@WAYS
+@pytest.mark.parametrize("source", REFUSED)
+def test_code_of_the_wrong_type_is_refused_in_both_runs(source, way):
+    with pytest.raises(KernelTypeError, match=r"kernel, line \d+: "):
+        run(way, kernel_of(source, float32=float32)[1, 1], out(2), out(2))
 
 
 def test_a_type_error_calls_a_variable_what_the_source_calls_it():
     with pytest.raises(KernelTypeError, match=": c is .* on one path and .* on another"):
-        on_two_paths[1, 1](out(2), out(2))
+        kernel_of(ON_TWO_PATHS, float32=float32)[1, 1](out(2), out(2))
 
 
 def test_launch_bounds_and_carveout_are_held():
@@ -700,7 +526,8 @@ def test_packed_records_are_refused():
         field[1, 1](np.ones(2, np.dtype(fields)), out(1))
 
 
-def test_local_memory_has_cudas_limit():
+@WAYS
+def test_local_memory_has_cudas_limit(way):
     @cuda.jit
     def large(y):
         one = cuda.local.array(70_000, float32)
@@ -708,9 +535,8 @@ def test_local_memory_has_cudas_limit():
         one[0] = two[0] = 1
         y[0] = one[0] + two[0]
 
-    for run in (large[1, 1], lambda *args: observe(large[1, 1], *args)):
-        with pytest.raises(UnsupportedError, match="560,000 bytes; CUDA gives it 524,288"):
-            run(out(1))
+    with pytest.raises(UnsupportedError, match="560,000 bytes; CUDA gives it 524,288"):
+        run(way, large[1, 1], out(1))
 
 
 # ---------------------------------------------------------------- print, pickle, Numba's own settings

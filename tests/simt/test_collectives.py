@@ -7,18 +7,11 @@ import pytest
 from numba import float32, int32
 
 from labkit import cuda, observe
+from tests.simt.helpers import WAYS, run
 
 pytestmark = pytest.mark.cpu_device
 
 ALL_LANES = 0xFFFFFFFF
-WAYS = pytest.mark.parametrize("way", ["compiled", "observed"])
-
-
-def run(way, configured, *args):
-    if way == "compiled":
-        configured(*args)
-    else:
-        assert observe(configured, *args).findings == []
 
 
 @cuda.jit

@@ -1,6 +1,6 @@
 """Every way in which a kernel can go wrong: the error, what it says, and a process that goes on afterwards.
 
-Lines that fault carry a mark, `# (name)`; a test asks for the line of its mark.
+Lines that fault carry a mark, `# name`; a test asks for the line of its mark.
 """
 
 import contextlib
@@ -37,16 +37,11 @@ from labkit.simt.errors import (
 from labkit.simt.faults import ERRORS
 from labkit.simt.runtime.fault_record import CODES
 from tests import interrupts
+from tests.simt.helpers import kernel_of, line_of
 
 pytestmark = pytest.mark.cpu_device
 
 FULL = 0xFFFFFFFF
-
-
-def line_of(function, mark):
-    """The line of a kernel that carries `# (mark)`."""
-    lines, first = inspect.getsourcelines(function.py_func)
-    return next(first + k for k, line in enumerate(lines) if f"# ({mark})" in line)
 
 
 def fault(kind, launch, *args):
@@ -84,13 +79,13 @@ def fine_afterwards():
 
 @cuda.jit(device=True)
 def read_at(values, k):
-    return values[k] + 1  # (device)
+    return values[k] + 1  # device
 
 
 @cuda.jit(device=True)
 def read_late(values, k):
     cuda.syncthreads()
-    return values[k + 1]  # (inlined)
+    return values[k + 1]  # inlined
 
 
 @cuda.jit
@@ -103,69 +98,69 @@ def bounds(a, b, c, out, which, k):
     shared[0, 0] = 0
     wide[0] = 0
     if which == 0:
-        x = a[i]  # (load)
+        x = a[i]  # load
     elif which == 1:
-        out[i + 1] = 5  # (store)
+        out[i + 1] = 5  # store
     elif which == 2:
-        out[k] += 1  # (augmented)
+        out[k] += 1  # augmented
     elif which == 3:
-        cuda.atomic.add(out, k, 1)  # (atomic)
+        cuda.atomic.add(out, k, 1)  # atomic
     elif which == 4:
-        x = b[i, 2]  # (rows)
+        x = b[i, 2]  # rows
     elif which == 5:
-        x = b[2, k]  # (columns)
+        x = b[2, k]  # columns
     elif which == 6:
-        c[1, k, 1] = 3  # (deep)
+        c[1, k, 1] = 3  # deep
     elif which == 7:
-        row = b[k]  # (view)
+        row = b[k]  # view
         x = row[0]
     elif which == 8:
-        part = b[k, 1:3]  # (beside a slice)
+        part = b[k, 1:3]  # beside a slice
         x = part[0]
     elif which == 9:
         part = a[2:5]
-        x = part[k]  # (in a slice)
+        x = part[k]  # in a slice
     elif which == 10:
-        shared[k, 1] = 3  # (shared)
+        shared[k, 1] = 3  # shared
     elif which == 11:
-        local[k] = 3  # (local)
+        local[k] = 3  # local
     elif which == 12:
         x = read_at(a, k)
     elif which == 13:
-        while a[k] > 0:  # (test)
+        while a[k] > 0:  # test
             x += 1
             k = 100
     elif which == 14:
         x = (1
-             + a[k])  # (second line)
+             + a[k])  # second line
     elif which == 15:
-        if x == 0 and (x == 1 or b[1][k] > 0):  # (condition)
+        if x == 0 and (x == 1 or b[1][k] > 0):  # condition
             x = 2
     elif which == 16:
-        for j in range(k, k + a[k]):  # (range)
+        for j in range(k, k + a[k]):  # range
             x += j
     elif which == 17:
         b[k:, 1][0] = 1
-        x = cuda.atomic.max(c, (1, 2, k), 7)  # (atomic tuple)
+        x = cuda.atomic.max(c, (1, 2, k), 7)  # atomic tuple
     elif which == 18:
-        x = b.shape[1] + a[b[1, 1] * 0 + a[a[k]] * 0]  # (nested)
+        x = b.shape[1] + a[b[1, 1] * 0 + a[a[k]] * 0]  # nested
     elif which == 19:
-        a[0], a[k] = 1, 2  # (unpacked)
+        a[0], a[k] = 1, 2  # unpacked
     elif which == 20:
         pair = (1, k)
-        x = b[pair]  # (tuple)
+        x = b[pair]  # tuple
     elif which == 21:
         b[1, k:k + 2] = 4  # a slice is clipped, as in Python
-        b[k, :] = 4  # (slice of a missing row)
+        b[k, :] = 4  # slice of a missing row
     cuda.syncthreads()
     wide[1] = x
     cuda.syncthreads()
     if which == 30:
         x = read_late(a, k)
     elif which == 31:
-        wide[k] += 1  # (kept local)
+        wide[k] += 1  # kept local
     elif which == 32:
-        x = shared[3, k]  # (shared later)
+        x = shared[3, k]  # shared later
     cuda.syncthreads()
     if which < 0:
         x = a[k] + b[k, -1] + c[k, k, k]  # negative: from the end
@@ -224,7 +219,7 @@ def test_block_and_thread_of_a_fault():
     def one(a):
         x, y, z = cuda.grid(3)
         if x == 5 and y == 3 and z == 1:
-            a[x, y, z, -7] = 1  # (here)
+            a[x, y, z, -7] = 1  # here
 
     error = fault(OutOfBoundsError, one[(3, 2, 2), (2, 3, 1)], np.zeros((9, 9, 9, 6)))
     assert (error.block, error.thread, error.line) == ((2, 1, 1), (1, 0, 0), line_of(one, "here"))
@@ -279,7 +274,7 @@ def test_fault_in_a_device_function_of_another_file(tmp_path):
 
     @cuda.jit
     def kernel(a, k):
-        a[0] = TABLE[k]  # (global)
+        a[0] = TABLE[k]  # global
         a[1] = late(a, 9)
 
     error = fault(OutOfBoundsError, kernel[1, 1], np.zeros(4), 0)
@@ -305,32 +300,32 @@ def test_an_exception_leaves_device_arrays_usable():
 def waits(out, t, n):
     for k in range(n):
         out[t] += k
-        cuda.syncthreads()  # (here)
+        cuda.syncthreads()  # here
 
 
 @cuda.jit(device=True)
 def waits_late(out, t):
     if t == 9:
         return
-    cuda.syncthreads()  # (here)
+    cuda.syncthreads()  # here
     out[t] = 3
 
 
 def in_if(out):
     if cuda.threadIdx.x < 20:
-        cuda.syncthreads()  # (here)
+        cuda.syncthreads()  # here
 
 
 def trips(out):
     for _k in range(cuda.threadIdx.x // 16):
-        cuda.syncthreads()  # (here)
+        cuda.syncthreads()  # here
 
 
 def after_return(out):
     if cuda.threadIdx.x == 63:
         return
     out[cuda.threadIdx.x] = 1
-    cuda.syncthreads()  # (here)
+    cuda.syncthreads()  # here
 
 
 def in_device_function(out):
@@ -340,7 +335,7 @@ def in_device_function(out):
 def after_break(out):
     t = cuda.threadIdx.x
     while True:
-        cuda.syncthreads()  # (here)
+        cuda.syncthreads()  # here
         if t == 5:
             break
         out[t] += 1
@@ -348,7 +343,7 @@ def after_break(out):
 
 def in_both_arms(out):
     if cuda.threadIdx.x % 2:
-        cuda.syncthreads()  # (here)
+        cuda.syncthreads()  # here
     else:
         cuda.syncthreads()
 
@@ -361,17 +356,17 @@ def after_continue(out):
     for k in range(3):
         if k == 1 and cuda.threadIdx.x > 60:
             continue
-        cuda.syncthreads()  # (here)
+        cuda.syncthreads()  # here
 
 
 def in_conditional_expression(out):
     t = cuda.threadIdx.x
-    out[t] = cuda.syncthreads_count(1) if t < 60 else 0  # (here)
+    out[t] = cuda.syncthreads_count(1) if t < 60 else 0  # here
 
 
 def in_condition(out):
     t = cuda.threadIdx.x
-    if t > 2 and cuda.syncthreads_or(1):  # (here)
+    if t > 2 and cuda.syncthreads_or(1):  # here
         out[t] = 1
 
 
@@ -380,7 +375,7 @@ def in_while(out):
     while k < cuda.threadIdx.x:
         k += 1
         if k > 50:
-            cuda.syncthreads()  # (here)
+            cuda.syncthreads()  # here
 
 
 @pytest.mark.sampled(6, sweep=5)
@@ -408,10 +403,10 @@ def grid_barriers(out, which):
     if which == 1 and b == 2:
         return
     if which == 2 and b == 1 and t == 3:
-        cuda.syncthreads()  # (block)
+        cuda.syncthreads()  # block
     if which == 3:
-        out[b, t] = 1  # (row)
-    grid.sync()  # (grid)
+        out[b, t] = 1  # row
+    grid.sync()  # grid
     out[b, t] = 2
 
 
@@ -436,7 +431,7 @@ def test_divergent_grid_barrier():
 def grid_barrier_in_a_branch(out, first, after):
     i = cuda.grid(1)
     if i % 4 < first:
-        cuda.cg.this_grid().sync()  # (branch)
+        cuda.cg.this_grid().sync()  # branch
         out[i] = 1
     if after:
         out[i] = 3
@@ -447,7 +442,7 @@ def grid_barrier_at_the_end(out, seen, which):
     i = cuda.grid(1)
     out[i] = 2
     if i % 4 < 2 and which == 0 or i % 4 > 0 and which == 1:
-        cuda.cg.this_grid().sync()  # (end)
+        cuda.cg.this_grid().sync()  # end
         seen[i] = out[(i + 4) % 8] + 1
 
 
@@ -490,31 +485,31 @@ def test_whole_blocks_may_return_early():
 @cuda.jit(device=True)
 def warp_total(v):
     for d in (16, 8, 4, 2, 1):
-        v += cuda.shfl_down_sync(FULL, v, d)  # (here)
+        v += cuda.shfl_down_sync(FULL, v, d)  # here
     return v
 
 
 def half_a_warp(out, mask):
     t = cuda.threadIdx.x
     if t % 32 < 16:
-        out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (here)
+        out[t] = cuda.shfl_xor_sync(mask, t, 1)  # here
 
 
 def own_lane(out, mask):
     t = cuda.threadIdx.x
-    out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (here)
+    out[t] = cuda.shfl_xor_sync(mask, t, 1)  # here
 
 
 def returned_source(out, mask):
     t = cuda.threadIdx.x
     if t == 33:
         return
-    out[t] = cuda.shfl_sync(mask, t, 1)  # (here)
+    out[t] = cuda.shfl_sync(mask, t, 1)  # here
 
 
 def trips_of_lanes(out, mask):
     for _k in range(cuda.threadIdx.x):
-        cuda.syncwarp()  # (here)
+        cuda.syncwarp()  # here
 
 
 def device_function_of_lanes(out, mask):
@@ -525,13 +520,13 @@ def device_function_of_lanes(out, mask):
 
 def after_and(out, mask):
     t = cuda.threadIdx.x
-    out[t] = 1 if t % 32 < 4 and cuda.any_sync(mask, t) else 0  # (here)
+    out[t] = 1 if t % 32 < 4 and cuda.any_sync(mask, t) else 0  # here
 
 
 def vote(out, mask):
     t = cuda.threadIdx.x
     if t > 0:
-        out[t] = cuda.popc(cuda.ballot_sync(mask, t))  # (here)
+        out[t] = cuda.popc(cuda.ballot_sync(mask, t))  # here
 
 
 HALF_A_WARP, OWN_LANE = cuda.jit(half_a_warp), cuda.jit(own_lane)
@@ -615,15 +610,6 @@ def test_wrong_arguments():
     fault(KernelTypeError, healthy[1, 32], read_only)
 
 
-HEAD = """\
-from labkit import cuda
-from numba import int64
-import numpy as np
-N = [3]
-def host(x): return x
-@cuda.jit
-def kernel(out, n):
-"""
 UNSUPPORTED = {  # what stands in the kernel: what the error says
     "out[0] = [1, 2][0]": "a list", "x = {}\nout[0] = len(x)": "a dictionary", "with open('x'): pass": "with",
     "out[0] = [k for k in out][0]": "a list comp", "def f(): pass": "a function",
@@ -644,14 +630,15 @@ UNSUPPORTED = {  # what stands in the kernel: what the error says
 }  # fmt: skip
 
 
-def test_unsupported_source(tmp_path):
-    for k, (source, words) in enumerate(UNSUPPORTED.items()):
-        path = tmp_path / f"kernel_{k}.py"
-        path.write_text(HEAD + textwrap.indent(source, "    "))
-        names = {}
-        exec(compile(path.read_text(), str(path), "exec"), names)
-        message = str(fault((UnsupportedError, KernelTypeError), names["kernel"][1, 1], np.zeros(4, np.int64), 3))
-        assert words in message and ("line 8" in message or "line 9" in message), f"{source}: {message}"
+def host(x):
+    return x
+
+
+@pytest.mark.parametrize("source", UNSUPPORTED)
+def test_unsupported_source(source):
+    kernel = kernel_of(source, "out, n", np=np, int64=int64, host=host, N=[3])
+    message = str(fault((UnsupportedError, KernelTypeError), kernel[1, 1], np.zeros(4, np.int64), 3))
+    assert UNSUPPORTED[source] in message and ("line 3" in message or "line 4" in message), message
 
 
 def test_not_kernels():
@@ -671,51 +658,43 @@ def test_source_with_text_at_column_0():
 at column 0."""
 # and a comment
         out[cuda.threadIdx.x] = 1
-        out[9] = 1  # (here)
+        out[9] = 1  # here
 
     out = np.zeros(3)
     assert fault(OutOfBoundsError, kernel[1, 3], out).line == line_of(kernel, "here")
     assert out[0] == 1
 
 
-def test_kernels_named_like_internals(tmp_path):
-    source = """\
-from labkit import cuda
-@cuda.jit
-def {0}(out, n):
-    t = cuda.threadIdx.x
-    for k in range(n):
-        if k < 2:
-            cuda.syncthreads()
-        out[t] += cuda.shfl_xor_sync(0xFFFFFFFF, t, 1)
-"""
-    for name in ("_load", "_copy", "_E"):
-        path = tmp_path / "kernel.py"
-        path.write_text(source.format(name))
-        names = {}
-        exec(compile(path.read_text(), str(path), "exec"), names)
-        out = np.zeros(32, np.int64)
-        names[name][1, 32](out, 3)
-        np.testing.assert_array_equal(out, 3 * (np.arange(32) ^ 1))
+@pytest.mark.parametrize("name", ["_load", "_copy", "_E"])
+def test_kernels_named_like_internals(name):
+    kernel = kernel_of("""\
+t = cuda.threadIdx.x
+for k in range(n):
+    if k < 2:
+        cuda.syncthreads()
+    out[t] += cuda.shfl_xor_sync(0xFFFFFFFF, t, 1)""", "out, n", name)
+    out = np.zeros(32, np.int64)
+    kernel[1, 32](out, 3)
+    np.testing.assert_array_equal(out, 3 * (np.arange(32) ^ 1))
 
 
 def test_assertions():
     @cuda.jit(device=True)
     def checked(v):
-        assert v < 5, "too much"  # (device)
+        assert v < 5, "too much"  # device
         return v
 
     @cuda.jit
     def kernel(a, which):
         i = cuda.grid(1)
         if which == 0:
-            assert a[i] >= 0  # (negative)
+            assert a[i] >= 0  # negative
         elif which == 1:
             a[i] = checked(a[i])
         elif which == 2 and i == 35:
-            raise ValueError("no")  # (raise)
+            raise ValueError("no")  # raise
         cuda.syncthreads()
-        assert cuda.any_sync(FULL, a[i] < 9) or which != 3, "none"  # (collective)
+        assert cuda.any_sync(FULL, a[i] < 9) or which != 3, "none"  # collective
 
     a = np.arange(64) - 40
     error = fault(KernelAssertionError, kernel[2, 32], a, 0)

@@ -14,6 +14,7 @@ from labkit.simt import libraries, observe
 from labkit.simt.errors import KernelTypeError, UnsupportedError
 from labkit.simt.runtime import fp16 as half_functions
 from labkit.simt.runtime import libdevice as device_functions
+from tests.simt.helpers import kernel_of
 
 pytestmark = pytest.mark.cpu_device
 HALF_ROOT = math.sqrt(0.5)
@@ -211,23 +212,17 @@ def test_vectors_compiled_and_observed():
     np.testing.assert_allclose(seen, want, rtol=1e-6)
 
 
-def test_vectors_are_no_tuples():
-    @cuda.jit
-    def sums(out):
-        out[0] = (cuda.float2(1, 2) + cuda.float2(1, 2)).x
+@pytest.mark.parametrize("source, message", [
+    ("out[0] = (cuda.float2(1, 2) + cuda.float2(1, 2)).x", "add does not take"),
+    ("v = cuda.float2(1, 2); out[0] = v[0]", "no index"),
+    ("out[0] = cuda.float32x4(1, 2, 3).x", "takes 4 numbers, 3 given"),
+])
+def test_vectors_are_no_tuples(source, message):
+    with pytest.raises(KernelTypeError, match=message):
+        kernel_of(source, "out")[1, 1](np.zeros(1))
 
-    @cuda.jit
-    def indexed(out):
-        v = cuda.float2(1, 2)
-        out[0] = v[0]
 
-    @cuda.jit
-    def short(out):
-        out[0] = cuda.float32x4(1, 2, 3).x
-
-    for kernel, message in ((sums, "add does not take"), (indexed, "no index"), (short, "takes 4 numbers, 3 given")):
-        with pytest.raises(KernelTypeError, match=message):
-            kernel[1, 1](np.zeros(1))
+def test_vectors_are_made_in_kernels():
     with pytest.raises(TypeError, match="only inside a kernel"):
         cuda.float2(1, 2)
 

@@ -4,129 +4,47 @@ Each case was compiled for a GPU with numba-cuda 0.30.4 when it was written.
 """
 
 import math
+import types
 
 import numpy as np
 import pytest
 from numba import float32, int32
 
 from labkit import cuda
+from tests.simt.helpers import kernel_of
 
 pytestmark = pytest.mark.cpu_device
 
 
-class Settings:
-    tile = 4
-
-
-SETTINGS = Settings()
+SETTINGS = types.SimpleNamespace(tile=4)
 EIGHT = 8
 
 
-@cuda.jit
-def ufunc_that_a_gpu_lacks(x, y):
-    y[0] = np.sqrt(x[0])
+REFUSED = {  # what stands in the kernel: what the error says
+    "y[0] = np.sqrt(x[0])": "use math.sqrt",
+    "y[0] = (x + y)[0]": "whole arrays",
+    "y += float32(1)": "whole arrays",
+    "y[1:3] = x[0:2]": "whole arrays",
+    "y[0] = x[x > float32(0)][0]": "whole arrays|an index must be",
+    "y[0] = x[math.floor(x[0])]": "an index must be an integer",
+    "y[0] = cuda.syncthreads_count(x[0] > float32(0))": "int32",
+    "y[0] = cuda.shfl_sync(0xFFFFFFFF, x[0] > float32(0), 0)": "value of cuda.shfl_sync is bool",
+    "y[0] = cuda.any_sync(0xFFFFFFFF, x[0])": "predicate of cuda.any_sync",
+    "y[0] = cuda.selp(True, x[0], 1)": "one type",
+    "tile = cuda.shared.array(8, float); tile[0] = x[0]; y[0] = tile[0]": "not a dtype",
+    "cuda.atomic.add(ary=y, idx=0, val=x[0])": "keyword",
+    "y[0] = SETTINGS.tile": "host object",
+    "y[0] = math.cbrt(x[0])": "cuda.cbrt",
+    "tile = cuda.shared.array(EIGHT * 2, float32); tile[0] = x[0]; y[0] = tile[0]": "outside the kernel",
+}
 
 
-@cuda.jit
-def whole_arrays(x, y):
-    y[0] = (x + y)[0]
-
-
-@cuda.jit
-def whole_arrays_in_place(x, y):
-    y += float32(1)
-
-
-@cuda.jit
-def copied_slices(x, y):
-    y[1:3] = x[0:2]
-
-
-@cuda.jit
-def indexed_by_an_array(x, y):
-    y[0] = x[x > float32(0)][0]
-
-
-@cuda.jit
-def floored_index(x, y):
-    y[0] = x[math.floor(x[0])]
-
-
-@cuda.jit
-def barrier_that_counts_bools(x, y):
-    y[0] = cuda.syncthreads_count(x[0] > float32(0))
-
-
-@cuda.jit
-def shuffled_bool(x, y):
-    y[0] = cuda.shfl_sync(0xFFFFFFFF, x[0] > float32(0), 0)
-
-
-@cuda.jit
-def vote_on_a_float(x, y):
-    y[0] = cuda.any_sync(0xFFFFFFFF, x[0])
-
-
-@cuda.jit
-def selp_of_two_types(x, y):
-    y[0] = cuda.selp(True, x[0], 1)
-
-
-@cuda.jit
-def python_float_as_dtype(x, y):
-    tile = cuda.shared.array(8, float)
-    tile[0] = x[0]
-    y[0] = tile[0]
-
-
-@cuda.jit
-def atomic_with_keywords(x, y):
-    cuda.atomic.add(ary=y, idx=0, val=x[0])
-
-
-@cuda.jit
-def attribute_of_an_object(x, y):
-    y[0] = SETTINGS.tile
-
-
-@cuda.jit
-def cube_root_of_math(x, y):
-    y[0] = math.cbrt(x[0])
-
-
-@cuda.jit
-def computed_shape(x, y):
-    tile = cuda.shared.array(EIGHT * 2, float32)
-    tile[0] = x[0]
-    y[0] = tile[0]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "words"),
-    [
-        (ufunc_that_a_gpu_lacks, "use math.sqrt"),
-        (whole_arrays, "whole arrays"),
-        (whole_arrays_in_place, "whole arrays"),
-        (copied_slices, "whole arrays"),
-        (indexed_by_an_array, "whole arrays|an index must be"),
-        (floored_index, "an index must be an integer"),
-        (barrier_that_counts_bools, "int32"),
-        (shuffled_bool, "value of cuda.shfl_sync is bool"),
-        (vote_on_a_float, "predicate of cuda.any_sync"),
-        (selp_of_two_types, "one type"),
-        (python_float_as_dtype, "not a dtype"),
-        (atomic_with_keywords, "keyword"),
-        (attribute_of_an_object, "host object"),
-        (cube_root_of_math, "cuda.cbrt"),
-        (computed_shape, "outside the kernel"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_refused_as_on_a_gpu(kernel, words):
-    with pytest.raises(TypeError, match=words) as caught:
+@pytest.mark.parametrize("source", REFUSED)
+def test_refused_as_on_a_gpu(source):
+    kernel = kernel_of(source, np=np, math=math, float32=float32, SETTINGS=SETTINGS, EIGHT=EIGHT)
+    with pytest.raises(TypeError, match=REFUSED[source]) as caught:
         kernel[1, 32](np.ones(8, np.float32), np.zeros(8, np.float32))
-    assert kernel.__name__ in str(caught.value)
-    assert "line" in str(caught.value)
+    assert "kernel, line 3: " in str(caught.value)
 
 
 @cuda.jit

@@ -1,6 +1,5 @@
 """observe(...).play(): what a recording has of each step, both sides of each fault, and the page that holds it all."""
 
-import inspect
 import json
 import os
 import re
@@ -15,17 +14,13 @@ from numba import float32, int32
 from labkit import cuda, observe
 from labkit._common import files
 from labkit.simt.observer import player, recorder
+from labkit.simt.observer.race_orders import orders
 from labkit.simt.observer.recorder import BARRIER, COLLECTIVE, MEMORY, STATEMENT, Recording
 from labkit.simt.observer.report import Report
 from labkit.simt.observer.trace import Stream, encoded
+from tests.simt.helpers import lines_of
 
 pytestmark = pytest.mark.cpu_device
-
-
-def lines_of(kernel, *marks):
-    source, first = inspect.getsourcelines(kernel.py_func)
-    found = {m: first + k for k, text in enumerate(source) for m in marks if text.rstrip().endswith(f"# {m}")}
-    return [found[m] for m in marks]
 
 
 def counting(*shape):
@@ -443,3 +438,80 @@ def test_numbers_survive_the_stream():
     assert runs.runs([5, 6, 7, 8, 8, 4], 3) == 4
     # 3 -> 5; three times 1; once 0; once -4
     assert list(runs.bytes) == [4, 2, 3, 0, 1, 7, 1]
+
+
+# ---------------------------------------------------------------- a race in both orders
+
+
+@cuda.jit
+def unsynchronised(x, out):
+    s = cuda.shared.array(96, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]  # write
+    out[t] = s[95 - t]  # read
+
+
+@cuda.jit
+def wide_tree(x, out):
+    s = cuda.shared.array(128, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    cuda.syncthreads()
+    half = 64
+    while half > 0:
+        if t < half:
+            s[t] += s[t + half]  # add
+        half //= 2
+    if t == 0:
+        out[0] = s[0]
+
+
+@cuda.jit
+def in_one_warp(x, out):
+    s = cuda.shared.array(32, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    out[t] = s[31 - t]
+
+
+@pytest.mark.parametrize("kernel, threads", [(unsynchronised, 96), (wide_tree, 128)])
+def test_a_race_is_played_in_the_bad_order_and_in_the_good_one(kernel, threads):
+    x, out = counting(threads), np.zeros(threads if kernel is unsynchronised else 1, np.float32)
+    report = observe(kernel[1, threads], x, out)
+    bad, good = orders(recorded(report))
+    assert [name.partition(":")[0] for name, *_ in (bad, good)] == ["Bad order", "Good order"]
+    right = x[::-1] if kernel is unsynchronised else [x.sum()]
+    np.testing.assert_array_equal(good[2].live["out"], right)
+    differs = bad[2].live["out"] != right
+    assert differs.any() and good[3] == {}
+    marked = {element for arrays in bad[3].values() for element in arrays.get("out", ())}
+    assert marked == set(np.flatnonzero(differs))
+    first = int(np.flatnonzero(differs)[0])
+    got, wanted = bad[2].live["out"][first], float(np.asarray(right)[first])
+    shown = "NaN" if np.isnan(got) else f"{got:.6g}"
+    assert f"out[{first}] becomes {shown}, and {wanted:.6g} is right." in bad[1]
+    assert f"out[{first}] becomes {wanted:.6g}, as it should." in good[1]
+
+
+def test_in_the_bad_order_one_warp_passes_before_another_comes():
+    write, read = lines_of(unsynchronised, "write", "read")
+    report = observe(unsynchronised[1, 96], counting(96), np.zeros(96, np.float32))
+    (_, _, bad, _), (_, _, good, _) = orders(recorded(report))
+
+    def order(recording):
+        return [(step.warp, step.line) for step in recording.traces[0].steps if step.line in (write, read)]
+
+    assert order(bad)[:2] == [(0, write), (0, read)]
+    assert [line for _, line in order(good)] == [write] * 3 + [read] * 3
+    for recording in (bad, good):
+        race = next(each for each in recording.report.findings if each.kind == "race")
+        assert {side.line for side in race.sides} == {write, read}
+
+
+def test_the_page_has_both_orders_of_a_race_and_of_nothing_else():
+    race = observe(wide_tree[1, 128], counting(128), np.zeros(1, np.float32)).play()
+    assert [each["name"].partition(":")[0] for each in race.trace["orders"]] == ["Bad order", "Good order"]
+    assert race.trace["wrong"] == {} and race.trace["orders"][0]["wrong"] and not race.trace["orders"][1]["wrong"]
+    for kernel, threads in ((in_one_warp, 32), (reversed_order, 64)):
+        calm = observe(kernel[1, threads], counting(threads), np.zeros(threads, np.float32)).play()
+        assert calm.trace["orders"] == []

@@ -102,6 +102,53 @@ def test_keys_slider_and_fault(opened, players):
     page.wait_for_function("document.getElementById('play').getAttribute('aria-label') == 'Play'")
 
 
+@cuda.jit
+def far_apart(x, out):
+    s = cuda.shared.array(96, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]  # a comment that is long enough to reach the end of a line of a hundred and twenty characters, it does
+    a = t
+    a += 1
+    a += 2
+    a += 3
+    a += 4
+    a += 5
+    a += 6
+    a += 7
+    a += 8
+    a += 9
+    a += 10
+    a += 11
+    a += 12
+    a += 13
+    a += 14
+    a += 15
+    a += 16
+    out[t] = s[95 - t] + a
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("width", browser.WIDTHS)
+def test_a_race_is_played_in_either_order_with_both_lines_in_view(opened, width):
+    x = np.arange(96, dtype=np.float32)
+    page = opened(observe(far_apart[1, 96], x, np.zeros(96, np.float32)).play().document(), width)
+    page.keyboard.press("f")
+    for name, ends in (("Bad order", "becomes NaN"), ("Good order", "as it should")):
+        page.click(f".orders >> text={name}")
+        page.wait_for_function("Number(document.getElementById('time').value) > 1")  # it plays
+        page.locator("#time").focus()
+        page.keyboard.press("End")
+        assert ends in page.text_content(".order-text")
+        assert page.is_visible("#wrong-legend") == (name == "Bad order")
+        pane = page.locator("#source").bounding_box()
+        lines = page.locator("#source li.side")
+        assert lines.count() == 2
+        for k in (0, 1):
+            box = lines.nth(k).bounding_box()
+            assert pane["y"] - 1 <= box["y"] and box["y"] + box["height"] <= pane["y"] + pane["height"] + 1
+        assert page.evaluate("(source => source.scrollWidth <= source.clientWidth)(document.getElementById('source'))")
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("width", browser.WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])

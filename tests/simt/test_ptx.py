@@ -1,7 +1,5 @@
 """labkit.ptx on the CPU device: each intrinsic against NumPy, compiled and interpreted; what goes wrong is named."""
 
-import inspect
-
 import numpy as np
 import pytest
 from numba import float32, int32, uint32, uint64
@@ -13,6 +11,7 @@ from labkit.kernels import arguments as launching
 from labkit.simt import errors, show, thread_order
 from labkit.simt.ptx import INTRINSICS
 from labkit.simt.ptx_interpreted.values import to_bf16
+from tests.simt.helpers import WAYS, kernel_of, line_of, run
 
 pytestmark = pytest.mark.cpu_device
 
@@ -24,24 +23,6 @@ G, Q = LANES // 4, LANES % 4
 def rng():
     return np.random.default_rng(7)
 
-
-def line_of(kernel, mark):
-    """The file's line that ends with the comment `# mark`."""
-    source, first = inspect.getsourcelines(kernel.py_func)
-    (found,) = [first + k for k, text in enumerate(source) if text.rstrip().endswith(f"# {mark}")]
-    return found
-
-
-def launched(kernel, grid, block, *args, by="launch", shared=0):
-    """Launch, or observe and expect nothing found."""
-    if by == "launch":
-        kernel[grid, block, 0, shared](*args)
-    else:
-        report = observe(kernel[grid, block, 0, shared], *args)
-        assert report.ok, str(report)
-
-
-BOTH = pytest.mark.parametrize("by", ["launch", "observe"])
 
 # ---------------------------------------------------------------- names
 
@@ -91,14 +72,14 @@ def quads(a, out):
         ptx.store_global4(out, i, x, y, z, w)
 
 
-@BOTH
+@WAYS
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.float16, np.uint16])
-def test_four_words_at_once(rng, dtype, by):
+def test_four_words_at_once(rng, dtype, way):
     a = rng.integers(0, 60_000, (3, 40)).astype(dtype)
     if dtype == np.int32:
         a -= 30_000
     out = cuda.device_array(a.shape, dtype)
-    launched(quads, 2, 32, cuda.to_device(a), out, by=by)
+    run(way, quads[2, 32], cuda.to_device(a), out)
     words = a.reshape(-1).view(np.uint32).reshape(-1, 4)[:, ::-1]
     assert np.array_equal(out.copy_to_host().reshape(-1).view(np.uint32).reshape(-1, 4), words)
 
@@ -121,11 +102,11 @@ def test_beyond_the_array(index):
     assert "elements" in str(report.out_of_bounds[0]) and report.out_of_bounds_reads[0].array == "a"
 
 
-def test_misaligned():
+@WAYS
+def test_misaligned(way):
     a, out = cuda.to_device(np.zeros(16, np.float32)), cuda.device_array(1, np.float32)
-    for run in (load_at[1, 1], lambda *args: observe(load_at[1, 1], *args)):
-        with pytest.raises(errors.MisalignedError, match=r"uses a from element 6 on with ptx.load_global4.* 16 bytes"):
-            run(a, np.uint32(6), out)
+    with pytest.raises(errors.MisalignedError, match=r"uses a from element 6 on with ptx.load_global4.* 16 bytes"):
+        run(way, load_at[1, 1], a, np.uint32(6), out)
 
 
 def test_views_are_aligned_by_where_they_begin():
@@ -194,10 +175,10 @@ def same(ours, expected):
     assert np.array_equal(ours[~np.isnan(ours)], expected[~np.isnan(expected)])
 
 
-@BOTH
-def test_pairs_are_rounded_and_stored(by):
+@WAYS
+def test_pairs_are_rounded_and_stored(way):
     in_float16, in_bfloat16 = cuda.device_array(AWKWARD.size, np.float16), cuda.device_array(AWKWARD.size, np.uint16)
-    launched(pairs, 1, AWKWARD.size // 2, cuda.to_device(AWKWARD), in_float16, in_bfloat16, 0, by=by)
+    run(way, pairs[1, AWKWARD.size // 2], cuda.to_device(AWKWARD), in_float16, in_bfloat16, 0)
     with np.errstate(over="ignore"):
         same(in_float16.copy_to_host(), AWKWARD.astype(np.float16))
     given = in_bfloat16.copy_to_host().astype(np.uint32) << 16
@@ -235,9 +216,9 @@ def computed():
     """values() by a launch and observed, of awkward and ordinary numbers."""
     x = np.concatenate([AWKWARD, np.random.default_rng(3).standard_normal(100).astype(np.float32) * 4])
     results = []
-    for by in ("launch", "observe"):
+    for way in ("compiled", "observed"):
         words, floats = cuda.device_array((4, x.size), np.uint32), cuda.device_array((8, x.size), np.float32)
-        launched(values, 2, 64, cuda.to_device(x), words, floats, by=by)
+        run(way, values[2, 64], cuda.to_device(x), words, floats)
         results.append((words.copy_to_host(), floats.copy_to_host()))
     return x, results
 
@@ -304,29 +285,29 @@ def copied(a, valid, out):
         out[cuda.grid(1), k] = tile[31 - t, k]
 
 
-@BOTH
-def test_copies_and_fills_with_zeros(rng, by):
+@WAYS
+def test_copies_and_fills_with_zeros(rng, way):
     a = rng.standard_normal((64, 8)).astype(np.float16)
     valid = rng.integers(0, 9, 32).astype(np.int32) * 2
     valid[:3] = 16, 0, 2
     out = cuda.device_array((64, 8), np.float16)
-    launched(copied, 2, 32, cuda.to_device(a), cuda.to_device(valid), out, by=by)
+    run(way, copied[2, 32], cuda.to_device(a), cuda.to_device(valid), out)
     expected = np.where(np.arange(8) < valid[:, None] // 2, a.reshape(2, 32, 8), 0)[:, ::-1]
     assert np.array_equal(out.copy_to_host().reshape(2, 32, 8), expected)
 
 
 def test_a_copy_of_nothing_reads_nothing():
     out = cuda.device_array((64, 8), np.float16)
-    launched(copied, 2, 32, cuda.to_device(np.ones(16, np.float16)), cuda.to_device(np.zeros(32, np.int32)), out)
+    run("compiled", copied[2, 32], cuda.to_device(np.ones(16, np.float16)), cuda.to_device(np.zeros(32, np.int32)), out)
     assert not out.copy_to_host().any()
 
 
+@WAYS
 @pytest.mark.parametrize("amount", [18, -2])
-def test_no_more_than_16_bytes(amount):
+def test_no_more_than_16_bytes(way, amount):
     args = cuda.to_device(np.ones((64, 8), np.float16)), cuda.to_device(np.full(32, amount, np.int32))
-    for run in (copied[2, 32], lambda *args: observe(copied[2, 32], *args)):
-        with pytest.raises(errors.DeviceFault, match="to ptx.cp_async_16; it must be 0 to 16 bytes"):
-            run(*args, cuda.device_array((64, 8), np.float16))
+    with pytest.raises(errors.DeviceFault, match="to ptx.cp_async_16; it must be 0 to 16 bytes"):
+        run(way, copied[2, 32], *args, cuda.device_array((64, 8), np.float16))
 
 
 @cuda.jit
@@ -593,9 +574,9 @@ def test_mma(rng, kind):
     warps = [_operands(rng, kind) for _ in range(6)]  # three blocks of two warps; the third block does nothing
     registers = [cuda.to_device(np.concatenate([w[1][k] for w in warps])) for k in range(3)]
     results = []
-    for by in ("launch", "observe"):
+    for way in ("compiled", "observed"):
         out = cuda.to_device(np.zeros((192, width), np.uint32 if width == 2 else np.float32))
-        launched(kernel, 3, 64, *registers, out, by=by)
+        run(way, kernel[3, 64], *registers, out)
         results.append(out.copy_to_host())
     assert np.array_equal(*results)  # the two forms add up in one order
     for w, ((a, b, c), _) in enumerate(warps[:4]):
@@ -690,31 +671,27 @@ def product(a, w, out):
                 ptx.store_global_half2(out, row * columns + col, acc[n, 2 * h], acc[n, 2 * h + 1])
 
 
-def check_product(rng, run, rows, columns, depth):
+def check_product(rng, way, rows, columns, depth):
     a, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((rows, depth), (columns, depth)))
     out = cuda.to_device(np.full((rows, columns), np.nan, np.float16))
-    run((-(-columns // BN), -(-rows // BM)), 128, cuda.to_device(a), cuda.to_device(w), out)
+    run(way, product[(-(-columns // BN), -(-rows // BM)), 128], cuda.to_device(a), cuda.to_device(w), out)
     exact = a.astype(np.float64) @ w.astype(np.float64).T
     assert np.abs(out.copy_to_host() - exact).max() < 1e-3 * np.abs(exact).max() + 1e-3
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 8), (64, 32, 32), (70, 38, 72), (130, 66, 136), (256, 128, 256)])
 def test_a_tensor_core_product(rng, shape):
-    check_product(rng, lambda grid, block, *args: product[grid, block](*args), *shape)
+    check_product(rng, "compiled", *shape)
 
 
 def test_a_tensor_core_product_observed(rng):
-    def run(grid, block, *args):
-        report = observe(product[grid, block], *args)
-        assert report.ok, str(report)
-
-    check_product(rng, run, 70, 6, 40)
+    check_product(rng, "observed", 70, 6, 40)
 
 
 @pytest.mark.sweep
 def test_a_tensor_core_product_in_other_orders(rng):
     with thread_order("scattered"):
-        check_product(rng, lambda grid, block, *args: product[grid, block](*args), 70, 38, 72)
+        check_product(rng, "compiled", 70, 38, 72)
 
 
 def test_show(rng):
@@ -727,46 +704,23 @@ def test_show(rng):
 # ---------------------------------------------------------------- what is refused when a kernel is read
 
 
-@cuda.jit
-def waits_for_a_variable(n):
-    ptx.cp_async_wait(n)
+REFUSED = {  # what stands in the kernel: what the error says
+    "ptx.cp_async_wait(n)": "n of ptx.cp_async_wait is n; it must be a constant, 0 to 32",
+    "tile = cuda.shared.array(8, float32); ptx.cp_async_16(a, 0, tile, 0, 16)":
+        "shared of ptx.cp_async_16 must be in shared memory, and a is in global",
+    "ptx.load_nc4(a)": r"ptx.load_nc4 takes \(array, i\), 1 given",
+    "ptx.setmaxnreg_increase(100)":
+        "n of ptx.setmaxnreg_increase is 100; it must be a constant, 24 to 256 in steps of 8",
+    "x, u = float32(1), uint32(0)\na[0] = ptx.mma_m16n8k16_f32_f16(x, u, u, u, u, u, x, x, x, x)[0]":
+        "register of a fragment of ptx.mma_m16n8k16_f32_f16 is float32; a uint32 is needed",
+}  # fmt: skip
 
 
-@cuda.jit
-def swaps_its_arrays(a):
-    tile = cuda.shared.array(8, float32)
-    ptx.cp_async_16(a, 0, tile, 0, 16)
-
-
-@cuda.jit
-def forgets_an_argument(a):
-    ptx.load_nc4(a)
-
-
-@cuda.jit
-def odd_registers():
-    ptx.setmaxnreg_increase(100)
-
-
-@cuda.jit
-def float_fragment(out):
-    x = float32(1)
-    u = uint32(0)
-    out[0] = ptx.mma_m16n8k16_f32_f16(x, u, u, u, u, u, x, x, x, x)[0]
-
-
-@pytest.mark.parametrize(("kernel", "args", "message"), [
-    (waits_for_a_variable, (1,), "n of ptx.cp_async_wait is n; it must be a constant, 0 to 32"),
-    (swaps_its_arrays, (np.zeros(8, np.float32),),
-     "shared of ptx.cp_async_16 must be in shared memory, and a is in global"),
-    (forgets_an_argument, (np.zeros(8, np.float32),), r"ptx.load_nc4 takes \(array, i\), 1 given"),
-    (odd_registers, (), "n of ptx.setmaxnreg_increase is 100; it must be a constant, 24 to 256 in steps of 8"),
-    (float_fragment, (np.zeros(8, np.float32),),
-     "register of a fragment of ptx.mma_m16n8k16_f32_f16 is float32; a uint32 is needed"),
-])  # fmt: skip
-def test_refused(kernel, args, message):
-    with pytest.raises(errors.KernelError, match=message):
-        kernel[1, 32](*args)
+@pytest.mark.parametrize("source", REFUSED)
+def test_refused(source):
+    kernel = kernel_of(source, "a, n", ptx=ptx, float32=float32, uint32=uint32)
+    with pytest.raises(errors.KernelError, match=REFUSED[source]):
+        kernel[1, 32](np.zeros(8, np.float32), 1)
 
 
 # ---------------------------------------------------------------- dynamic shared memory
@@ -941,15 +895,15 @@ def move_box(source, target, out, col, row):
         ptx.tma_store_wait(0)
 
 
-@BOTH
+@WAYS
 @pytest.mark.parametrize("swizzle", [0, 128])
 @pytest.mark.parametrize(("col", "row"), [(0, 0), (16, 5), (56, 30), (-8, -3), (100, 0)])
-def test_boxes(rng, by, swizzle, col, row):
+def test_boxes(rng, way, swizzle, col, row):
     a = rng.standard_normal((37, 96)).astype(np.float16)
     d_a, target = cuda.to_device(a), cuda.to_device(np.full((37, 96), 9, np.float16))
     maps = [ptx.tensor_map_2d(x, 16, 64, swizzle) for x in (d_a, target)]
     out = cuda.device_array((16, 64), np.float16)
-    launched(move_box, 1, 16, *maps, out, col, row, by=by)
+    run(way, move_box[1, 16], *maps, out, col, row)
     padded = np.zeros((37 + 60, 96 + 300), np.float16)
     padded[30 : 30 + 37, 100 : 100 + 96] = a
     box = padded[30 + row : 46 + row, 100 + col : 164 + col]
@@ -1036,7 +990,7 @@ def pipeline(a_map, b_map, out, rows, columns, depth, mistake):
             out[row, col] = acc[j]
 
 
-def run_pipeline(rng, rows, columns, depth, mistake=0, run=None):
+def run_pipeline(rng, rows, columns, depth, mistake=0, launch=lambda configured, *args: configured(*args)):
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((rows, depth), (columns, depth)))
     out = cuda.device_array((rows, columns), np.float32)
     maps = ptx.tensor_map_2d(cuda.to_device(a), TILE_M, TILE_K), ptx.tensor_map_2d(cuda.to_device(b), TILE_N, TILE_K)
@@ -1044,7 +998,7 @@ def run_pipeline(rng, rows, columns, depth, mistake=0, run=None):
     nbytes = STAGES * STAGE_ELEMENTS * 2
     launching.dynamic_shared(pipeline, nbytes, *args)
     configured = pipeline[(-(-columns // TILE_N), -(-rows // TILE_M)), 160, 0, nbytes]
-    report = configured(*args) if run is None else run(configured, *args)
+    report = launch(configured, *args)
     return np.abs(out.copy_to_host() - a.astype(np.float64) @ b.astype(np.float64).T).max(), report
 
 
@@ -1055,7 +1009,7 @@ def test_a_pipeline(rng, shape):
 
 
 def test_a_pipeline_observed(rng):
-    error, report = run_pipeline(rng, 64, 64, 192, run=observe)
+    error, report = run_pipeline(rng, 64, 64, 192, launch=observe)
     assert error < 1e-4 and report.ok, str(report)
 
 
@@ -1066,7 +1020,7 @@ def test_a_missing_load_is_a_deadlock(rng):
     assert "deadlock in block 0: no thread can go on" in message
     assert f"threads 0 to 127 wait at line {line_of(pipeline, 'for a full stage')} for full[1], parity 0" in message
     assert "(full[1]: in phase 0 (parity 0), 0 of 1 arrived" not in message and "8,192 bytes expected" in message
-    report = run_pipeline(rng, 64, 64, 192, mistake=1, run=observe)[1]
+    report = run_pipeline(rng, 64, 64, 192, mistake=1, launch=observe)[1]
     assert "deadlock" in str(report.divergent_barriers[0])
 
 
@@ -1150,9 +1104,9 @@ def two_teams(out, mistake):
 
 def test_named_barriers():
     out = cuda.device_array(96, np.float32)
-    launched(two_teams, 1, 96, out, 0)
+    run("compiled", two_teams[1, 96], out, 0)
     assert list(out.copy_to_host()) == [*range(63, -1, -1), *[-1] * 32]
-    launched(two_teams, 1, 96, out, 0, by="observe")
+    run("observed", two_teams[1, 96], out, 0)
     (race,) = observe(two_teams[1, 96], out, 1).races
     assert race.lines == [line_of(two_teams, "write"), line_of(two_teams, "read")]
 

@@ -1,4 +1,5 @@
-"""Random programs give the same compiled and observed as with Numba's own compiler, or NumPy. See random_programs.py.
+"""Random programs give the same compiled and observed as by an oracle: random_programs.py has those of single threads,
+for which that is Numba's own compiler, random_blocks.py those of blocks, for which it is a plain interpreter.
 
 A failure prints the seed and the source, as small as it gets. `python -m tests.simt.differential` runs thousands.
 """
@@ -27,7 +28,7 @@ def test_random_programs_are_the_same_in_both_runs():
 
 
 def test_a_random_block_is_the_same_in_both_runs():
-    check(differential.of_blocks, differential.blocks([1], length=5), KEPT)
+    check(differential.of_blocks, differential.blocks([9]), KEPT)
 
 
 def test_the_condition_of_a_choice_has_to_be_typed_too():
@@ -48,6 +49,12 @@ def test_more_random_programs(tmp_path, first):
 @pytest.mark.parametrize("first", range(0, 30, 5))
 def test_more_random_blocks(tmp_path, first):
     check(differential.of_blocks, differential.blocks(range(first, first + 5)), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1500, 10))
+def test_larger_random_blocks(tmp_path, first):
+    check(differential.of_blocks, differential.blocks(range(first, first + 10), size=8), tmp_path)
 
 
 @pytest.mark.sweep

@@ -10,6 +10,7 @@ from labkit.simt import api as cuda
 from labkit.simt import observe
 from labkit.simt.errors import DeadlockError
 from labkit.simt.spins import gives_up, is_counted, is_spin
+from tests.simt.helpers import lines_of
 
 pytestmark = pytest.mark.cpu_device
 
@@ -159,17 +160,12 @@ def test_what_a_loop_waits_for_comes_before_the_loop_gives_up(blocks, which):
     assert report.ok and out[0] == 1, str(report)
 
 
-def line_of(mark):
-    with open(__file__) as file:
-        return next(k for k, line in enumerate(file, 1) if line.rstrip().endswith(f"# {mark}"))
-
-
 def test_a_wait_that_never_ends_is_a_deadlock_that_names_the_lines():
-    words = (f"threads 0 to 31 spin at line {line_of('spins')}",
-             f"threads 32 to 63 wait in cuda.syncthreads() at line {line_of('waits')}")  # fmt: skip
+    spin, wait = lines_of(waiting, "spins", "waits")
+    words = f"threads 0 to 31 spin at line {spin}", f"threads 32 to 63 wait in cuda.syncthreads() at line {wait}"
     with pytest.raises(DeadlockError) as caught:
         waiting[1, 64](3, *buffers())
-    assert all(text in str(caught.value) for text in words) and caught.value.line == line_of("spins")
+    assert all(text in str(caught.value) for text in words) and caught.value.line == spin
     [finding] = observe(waiting[1, 64], 3, *buffers()).divergent_barriers
     assert all(text in str(finding) for text in words)
 

@@ -12,6 +12,7 @@ from numba.core import types
 from labkit import cuda, observe
 from labkit.simt import unsigned
 from labkit.simt.runtime.signatures import signature_of
+from tests.simt.helpers import WAYS, run
 
 pytestmark = pytest.mark.cpu_device
 SYMBOLS = {"Add": "+", "Sub": "-", "Mult": "*", "FloorDiv": "//", "Mod": "%", "LShift": "<<", "RShift": ">>",
@@ -49,9 +50,9 @@ def load(tmp_path, monkeypatch):
 def results(kernel, *arrays, count, dtype=np.uint64):
     """What a kernel of one thread stores: compiled, and observed."""
     found = []
-    for run in (lambda *args: kernel[1, 1](*args), lambda *args: observe(kernel[1, 1], *args)):
+    for way in ("compiled", "observed"):
         out = np.zeros(count, dtype)
-        run(*arrays, out)
+        run(way, kernel[1, 1], *arrays, out)
         found.append(out.tolist())
     assert found[0] == found[1]
     return found[0]
@@ -244,12 +245,12 @@ def test_the_range_ends_before_its_end(load):
     assert results(load(WALK).walk, x, count=5, dtype=np.int64) == [28, 25, 1 + 4 + 7, 5, 0]
 
 
-def test_a_range_with_barriers_and_the_shape_of_two_axes(load):
-    kernel, x = load(WALK).across, np.arange(35, dtype=np.int64).reshape(7, 5)
-    for run in (lambda *args: kernel[2, (4, 2)](*args), lambda *args: observe(kernel[2, (4, 2)], *args)):
-        out = np.zeros_like(x)
-        run(x, out)
-        assert (out == x + 8).all()
+@WAYS
+def test_a_range_with_barriers_and_the_shape_of_two_axes(load, way):
+    x = np.arange(35, dtype=np.int64).reshape(7, 5)
+    out = np.zeros_like(x)
+    run(way, load(WALK).across[2, (4, 2)], x, out)
+    assert (out == x + 8).all()
 
 
 def test_a_range_that_would_wrap_is_an_error_when_observed(load):

@@ -69,7 +69,7 @@
     block.append(copy);
   }
 
-  // --- Results that wait for a prediction
+  // --- What waits for a prediction: all of it at once, on paper, or where a link leads into it; guesses are kept
   const results = all("details.result"), reveal = document.querySelector("button.reveal");
   function showAll(open) {
     results.forEach(one => { one.open = open; });
@@ -79,8 +79,49 @@
   if (reveal) {
     reveal.hidden = false;
     reveal.addEventListener("click", () => showAll(reveal.getAttribute("aria-pressed") !== "true"));
-    addEventListener("beforeprint", () => results.forEach(one => { one.open = true; }));
+    addEventListener("beforeprint", () => all("main details").forEach(one => { one.open = true; }));
   }
+  const lesson = location.pathname.replace(/^.*\/(?:\d+_)?|\.html$/g, "");
+  for (const input of all(".guess input")) {
+    const key = `labkit-guess-${lesson}-${input.closest(".prediction").id}`;
+    input.value = stored(key) ?? "";
+    input.addEventListener("input", () => stored(key, input.value));
+  }
+  function openTo(element) {
+    for (let one = element?.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
+  }
+  const target = () => document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  addEventListener("hashchange", () => openTo(target()));
+  openTo(target());
+
+  // --- A hit of the search may be in what is folded: the words that it was found by lead there
+  function openFound() {
+    let words;
+    try {
+      words = JSON.parse(sessionStorage.getItem("labkit-found") ?? "[]");
+      sessionStorage.removeItem("labkit-found");
+    } catch { return; }
+    const heading = target(), open = all("main .prose").filter(one => !one.closest("details.result"));
+    if (!words.length || !results.length) return;
+    const within = one => !heading || heading.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING;
+    const next = heading && all("main :is(h2, h3, h4, h5, h6)").find(one => one !== heading && within(one));
+    const here = one => within(one) && !(next && next.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING);
+    const has = one => words.filter(word => one.textContent.toLowerCase().includes(word)).length;
+    const most = Math.max(0, ...open.filter(here).map(has));
+    const best = results.filter(here).sort((a, b) => has(b) - has(a))[0];
+    if (best && has(best) > most) {
+      best.open = true;
+      best.closest(".prediction").scrollIntoView();
+    }
+  }
+  document.addEventListener("click", event => {
+    const hit = event.target.closest("#search_found a");
+    if (!hit) return;
+    const words = new Set(all("mark", hit).map(mark => mark.textContent.toLowerCase()));
+    try { sessionStorage.setItem("labkit-found", JSON.stringify([...words])); } catch { return; }
+    if (hit.pathname === location.pathname) setTimeout(openFound);
+  });
+  openFound();
 
   // --- Plots are enlarged on request
   const links = all("a.enlarge");
@@ -95,7 +136,7 @@
       link.addEventListener("click", event => {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
         event.preventDefault();
-        const shown = link.querySelector("img");
+        const shown = all("img", link).find(one => one.checkVisibility?.() ?? one.offsetParent) ?? link.querySelector("img");
         image.src = shown.src;
         image.alt = shown.alt;
         const own = Number(shown.getAttribute("width")) || shown.naturalWidth / 2;  // of a PNG, two pixels for one

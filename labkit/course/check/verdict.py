@@ -12,7 +12,7 @@ import io
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -57,13 +57,8 @@ class Verdict:
 
     def result(self) -> dict:
         """For tools, as JSON."""
-        return {"kind": "check", "exercise": self.exercise, "title": self.title, "passed": self.passed,
-                "verdict": self.kind, "headline": self.headline, "details": list(self.details), "table": self.table,
-                "mistake": self.mistake, "mistake_is_exact": self.mistake_is_exact, "where": self.where,
-                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3),
-                "compiling": round(self.compiling, 3), "can_play": self.can_play,
-                "player": self.player,
-                "time_ms": self.time_ms, "ratio": self.ratio}
+        return asdict(self) | {"kind": "check", "verdict": self.kind, "details": list(self.details),
+                               "seconds": round(self.seconds, 3), "compiling": round(self.compiling, 3)}
 
     @classmethod
     def from_result(cls, result: dict) -> Verdict:

@@ -78,6 +78,12 @@ def equivalent(name: str) -> dict[str, str]:
     return getattr(_module(exercise_files.by_name()[name]), "EQUIVALENT", {})
 
 
+def known_mistakes(exercise: Exercise) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Mistake -> the lines that it changes in the right answer, as (right, wrong); () where it is another answer."""
+    declared = exercise.wrong.declared
+    return {mistake: wrong.pairs if isinstance(wrong := declared[mistake], Edit) else () for mistake in exercise.wrong}
+
+
 def _exercise(path: Path) -> Exercise:
     exercise = getattr(_module(path), "EXERCISE", None)
     if not isinstance(exercise, Exercise):

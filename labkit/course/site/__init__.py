@@ -1,4 +1,5 @@
-"""The site: a start page, a page for every lesson, a glossary, what runs on which GPU, and a search over all of it.
+"""The site: a start page, a page for every lesson and every exercise, a glossary, what runs on which GPU, paths for
+classes, and a search over all of it.
 
 `labkit run` writes it with this machine's results where there are some, `labkit site` with those that the course
 ships. Our own pages, stylesheet and scripts, and no request to any server: it can be read offline. Formulas become
@@ -23,8 +24,10 @@ from labkit.course.glossary import Glossary, Term, Use
 from labkit.course.lessons import show_error, show_time
 from labkit.course.passages import passages
 from labkit.course.registry import Course
+from labkit.course.site import exercise_page
 from labkit.course.site.lesson_page import HERE, Page, document, page_of, shipped
 from labkit.course.site.links import broken_links
+from labkit.course.site.preview import preview
 
 __all__ = ["broken_links", "shipped", "uses_of", "write"]
 
@@ -34,15 +37,11 @@ SCRIPTS_AND_STYLES = ("site.css", "site.js", "search.js")
 
 @dataclass(frozen=True)
 class Entry:
-    """A term of the glossary with its uses, in the course's order."""
+    """A term of the glossary with its uses, in the course's order. explained: where its lesson says what it means."""
 
     term: Term
     uses: tuple[Use, ...]
-
-    @property
-    def first(self) -> Use:
-        """Where a lesson says what the term means, as far as that is known: one of the first that use it."""
-        return next((use for use in self.uses[:3] if use.introduced), self.uses[0])
+    explained: Use
 
 
 def write(course: Course, folder: Path | None = None, *, from_here: bool = True, repository: str | None = None,
@@ -63,42 +62,60 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
         if on_page:
             on_page(len(pages), len(course.chapters))
     entries = uses_of(words, pages)
+    exercises = [exercise_page.page_of(course, entry) for entry in course.exercises]
     abilities = {each.chapter.name: each for each in colab.abilities(course)}
 
     with whole_folder(folder) as fresh:
-        (fresh / "images").mkdir()
+        for inner in ("images", "previews", exercise_page.FOLDER):
+            (fresh / inner).mkdir()
         templates = _templates()
         documents = {name: document(course.root / "data" / f"{name}.md", set(pages), repository) for name in DOCUMENTS
                      if (course.root / "data" / f"{name}.md").is_file()}
         shared = {
             "course": course, "documents": documents, "pages": pages, "repository": repository, "entries": entries,
-            "abilities": abilities,
+            "abilities": abilities, "exercises": exercises, "address": _address(repository),
             "gpu": colab.GPU, "capability": ".".join(map(str, colab.CAPABILITY)),
             "made": datetime.now().isoformat(sep=" ", timespec="minutes"), **_summary(pages),
         }
 
-        def render_page(name: str, template: str = "", **about) -> None:
-            _write(fresh / name, templates.get_template(template or name).render(**shared, **about))
+        def render_page(href: str, template: str = "", title: str = "", description: str = "", above: str = "",
+                        **about) -> None:
+            """title: on its preview; "" where it has that of the start page. above: the line above it."""
+            picture = f"previews/{Path(href).with_suffix('.png').name}" if title else "previews/index.png"
+            if title or href == "index.html":
+                (fresh / picture).write_bytes(preview(title or course.title, above or course.title,
+                                                      description or course.tagline))
+            context = {"href": href, "root": "../" * href.count("/"), "preview": picture, "description": description,
+                       "title": title, **shared, **about}
+            _write(fresh / href, templates.get_template(template or href).render(**context))
 
         render_page("index.html")
         if shared["ran"]:
-            render_page("results.html")
+            render_page("results.html", title="Results")
         if entries:
-            render_page("glossary.html", letters=_by_letter(entries))
+            render_page("glossary.html", title="Glossary", letters=_by_letter(entries))
         if abilities:
-            render_page("gpus.html")
+            render_page("gpus.html", title="What runs on which GPU")
         for name, (title, body) in documents.items():
-            render_page(f"{name}.html", "document.html", title=title, body=body)
-        in_order = list(pages.values())
-        for position, page in enumerate(in_order):
-            path = f"notebooks/{page.chapter.name}.ipynb"
-            render_page(page.href, "lesson.html", page=page, chapter=page.chapter,
-                        before=in_order[position - 1] if position else None,
-                        after=in_order[position + 1] if position + 1 < len(in_order) else None,
-                        exercises=course.exercises_of(page.chapter),
-                        colab=colab.notebook_url(repository, path) if repository else "")
-            for name, image in page.images.items():
-                (fresh / "images" / name).write_bytes(image.content)
+            render_page(f"{name}.html", "document.html", title, body=body)
+        for page, before, after in _in_order(list(pages.values())):
+            chapter = page.chapter
+            render_page(page.href, "lesson.html", chapter.title, prose.render_summary(chapter),
+                        f"{course.title} · Lesson {chapter.number}", page=page, chapter=chapter, before=before,
+                        after=after, exercises=[each for each in exercises if each.entry.chapter == chapter],
+                        colab=colab.notebook_url(repository, f"notebooks/{chapter.name}.ipynb") if repository else "")
+            for name, content in {**{name: image.content for name, image in page.images.items()}, **page.dark}.items():
+                (fresh / "images" / name).write_bytes(content)
+        if exercises:
+            render_page("exercises/index.html", "exercises.html", "Exercises")
+            render_page("difficulties.html", title="Known difficulties")
+        if course.paths:
+            render_page("classes.html", title="For classes")
+        for exercise, before, after in _in_order(exercises):
+            own = course.exercises_of(exercise.entry.chapter)
+            render_page(exercise.href, "exercise.html", exercise.entry.title, exercise.summary,
+                        f"{course.title} · Lesson {exercise.entry.chapter.number}, an exercise", exercise=exercise,
+                        before=before, after=after, number=own.index(exercise.entry) + 1, of=len(own))
         for name in SCRIPTS_AND_STYLES:
             shutil.copyfile(ASSETS / name, fresh / name)
         _write(fresh / ".nojekyll", "")  # GitHub Pages takes the files as they are
@@ -108,9 +125,25 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
 
 def uses_of(words: Glossary, pages: dict[str, Page]) -> list[Entry]:
     """The terms that lessons use, and where."""
-    entries = [Entry(term, tuple(page.marker.used[term.name] for page in pages.values()
-                                 if page.marker and term.name in page.marker.used)) for term in words.terms]
-    return [entry for entry in entries if entry.uses]
+    markers = [page.marker for page in pages.values() if page.marker]
+    entries = []
+    for term in words.terms:
+        uses = tuple(marker.used[term.name] for marker in markers if term.name in marker.used)
+        own = next((marker for marker in markers if marker.chapter.topic == term.lesson), None)
+        if explained := own and own.explained(term) or next(iter(uses), None):
+            entries.append(Entry(term, uses, explained))
+    return entries
+
+
+def _in_order(pages: list) -> list[tuple]:
+    """(page, the one before, the one after), None at the ends."""
+    return list(zip(pages, [None, *pages], [*pages[1:], None], strict=False))
+
+
+def _address(repository: str) -> str:
+    """Where GitHub Pages puts the site, with a slash at its end; "" without a repository. A preview needs it."""
+    owner, _, name = repository.removeprefix("https://github.com/").partition("/")
+    return f"https://{owner.lower()}.github.io/{name}/" if name else ""
 
 
 def _by_letter(entries: list[Entry]) -> dict[str, list[Entry]]:
@@ -133,24 +166,27 @@ def _templates() -> jinja2.Environment:
 
 
 def _passages(course: Course, entries: list[Entry], repository: str, with_gpus: bool) -> str:
-    """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. Each passage
-    is a title, where it is, a link or "", and its text: sections of lessons, terms, and the words above kernels."""
+    """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. The words
+    that every question has; the passages, each a title, where it is, a link or "", its text, its heading, the other
+    names that it has, and its weight; and the glossary, each a term with its variants, a link and what it means."""
     rows = []
     for passage in passages(course):
-        if passage.lesson:
-            rows.append([passage.title, f"Lesson {passage.lesson[:2]}", passage.page, passage.text])
-        else:
-            link = f"{repository}/blob/HEAD/{passage.file}#L{passage.line}" if repository else ""
-            rows.append([passage.title, f"{passage.file}:{passage.line}", link, passage.text])
-    for entry in entries:
-        text = f"{', '.join(entry.term.words)}. {entry.term.means}"
-        rows.append([entry.term.name, "Glossary", f"glossary.html#{entry.term.anchor}", text])
+        number, link = passage.lesson[:2], passage.page
+        where = f"Lesson {number}" if passage.kind == "lesson" else f"Exercise of lesson {number}"
+        if passage.kind == "kernel":
+            where = f"{passage.file}:{passage.line}" + (f", a kernel of lesson {number}" if number else "")
+            link = f"{repository}/blob/HEAD/{passage.file}#L{passage.line}" if repository else link
+        rows.append([passage.title, where, link, passage.text, passage.heading, passage.terms, search.weight(passage)])
     if with_gpus:
         capability = ".".join(map(str, colab.CAPABILITY))
         text = (f"Which rungs of each lesson run on Colab's {colab.GPU}, compute capability {capability}, and which "
                 "need a newer GPU.")
-        rows.append(["What runs on which GPU", "Page", "gpus.html", text])
-    return f"labkitPassages({json.dumps([sorted(search.ASKING), rows], ensure_ascii=False, separators=(',', ':'))});\n"
+        rows.append(["What runs on which GPU", "Page", "gpus.html", text, "", [], 1])
+    rows += [[f"For classes: {path.title}", "Page", f"classes.html#{path.name}", path.summary, path.title,
+              ["class", "syllabus", "schedule"], 1] for path in course.paths]
+    terms = [[entry.term.words, f"glossary.html#{entry.term.anchor}", entry.term.means] for entry in entries]
+    content = json.dumps([sorted(search.ASKING), rows, terms], ensure_ascii=False, separators=(",", ":"))
+    return f"labkitPassages({content});\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """A lesson's notebook as a page: prose, code, and what the code gave.
 
-A result that a prediction comes before is folded away until the reader asks for it; plain <details>, so that it works
-without a script and by keyboard.
+What follows a question is folded away until the reader asks for it; plain <details>, so that it works without a script
+and by keyboard.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html, strip_ansi
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from labkit.course import colab, notebooks, prose
+from labkit._common.dark_svg import dark
+from labkit._common.markdown import anchor as anchor_of
+from labkit.course import colab, notebooks, predictions, prose, static_view
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
-from labkit.course.passages import anchor as anchor_of
 from labkit.course.registry import Chapter, Course
 from labkit.course.site import code
+from labkit.course.site.markdown import Markdown, without_empty_heads
 
 HERE, SHIPPED, NONE = "here", "shipped", "none"  # whose results a page shows: this machine's, the course's, no one's
 
@@ -37,6 +38,7 @@ class Page:
     body: Markup
     toc: list[tuple[int, str, str]]  # level, anchor, text as HTML
     images: dict[str, Image] = field(default_factory=dict)  # by file name
+    dark: dict[str, bytes] = field(default_factory=dict)  # the dark forms of those that are SVGs
     folded: int = 0  # results that wait to be asked for
     tips: Markup = Markup()
     marker: Marker | None = None
@@ -63,6 +65,18 @@ class Image:
     def ratio(self) -> float:
         return self.width / self.height if self.height else 9.0
 
+    @staticmethod
+    def dark_name(name: str) -> str:
+        return name.replace(".svg", "-dark.svg")
+
+    def shown(self, name: str, alt: str = "", sides: str = "") -> Markup:
+        """The picture as HTML: an SVG in its light and its dark form, of which the stylesheet shows one. A browser
+        fetches the other only when it is shown."""
+        if not name.endswith(".svg"):
+            return Markup(f'<img src="images/{name}" alt="{alt}"{sides} loading="lazy">')
+        return Markup("".join(f'<img class="in-{kind}" src="images/{file}" alt="{alt}"{sides} loading="lazy">'
+                              for kind, file in (("light", name), ("dark", self.dark_name(name)))))
+
 
 def page_of(course: Course, chapter: Chapter, glossary: Glossary, *, from_here: bool, repository: str = "") -> Page:
     """A chapter's page with the results of the last run on this machine, if `from_here` and there was one since its
@@ -87,16 +101,50 @@ def shipped(chapter: Chapter):
 
 def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, results: str,
            result: LessonResult | None = None, repository: str = "") -> Page:
-    page = Page(chapter, results, result, Markup(), [], marker=Marker(glossary, chapter))
-    markdown = _Markdown(page, {c.name for c in course.chapters})
-    parts, predicted = [], False
+    markdown = Markdown({c.name for c in course.chapters})
+    page = Page(chapter, results, result, Markup(), markdown.toc, marker=Marker(glossary, chapter))
+    parts: list[str] = []
+    anchors: set[str] = set()
+    fold: _Fold | None = None  # of the question that was asked last
+
+    def put(html: str) -> None:
+        """Into the fold, if there is one."""
+        if html:
+            (parts if fold is None else fold.parts).append(html)
+
+    def close() -> None:
+        nonlocal fold
+        if fold is not None:
+            page.folded += bool(fold.parts)
+            parts.append(fold.html())
+        fold = None
+
+    def text(source: str) -> str:
+        return f'<div class="prose">{page.marker.mark(markdown.html(source))}</div>'
+
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            predicted = asks(cell.source)
-            parts.append(f'<div class="prose">{page.marker.mark(markdown.html(cell.source))}</div>')
+        kind = predictions.kind(cell)
+        if kind == predictions.GUESS:
+            close()
+            question = predictions.line(cell)
+            anchor = anchor_of(" ".join(question.split()[:9]), anchors)
+            anchors.add(anchor)
+            fold = _Fold(page.marker.mark(markdown.html(question)), anchor)
+        elif kind == predictions.ANSWER:
+            put(text(predictions.prose(cell)))
+        elif cell.cell_type == "markdown":
+            close()
+            parts.append(text(cell.source))
         elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != colab.SETUP:
-            outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs))
-            parts.append(f'<div class="cell">{_code(cell)}{_outputs(outputs, predicted, page)}</div>')
+            outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs)
+                              if not static_view.is_caption(output))
+            outputs = f'<div class="outputs">{outputs}</div>' if outputs else ""
+            if fold is not None and not fold.parts and not _is_folded(cell):  # the code to predict from is open
+                parts.append(f'<div class="cell">{_code(cell)}</div>')
+                put(outputs)
+            else:
+                put(f'<div class="cell">{_code(cell)}{outputs}</div>')
+    close()
     page.body = Markup("\n".join(parts))
     page.tips = Markup(page.marker.tips(glossary))
     return page
@@ -104,39 +152,30 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
 
 def _code(cell) -> str:
     shown = code.python(cell.source)
-    if notebooks.FOLDED not in cell.metadata.get("tags", []):
-        return shown
-    return f'<details class="code"><summary>Code</summary>{shown}</details>'
+    return f'<details class="code"><summary>Code</summary>{shown}</details>' if _is_folded(cell) else shown
+
+
+def _is_folded(cell) -> bool:
+    return notebooks.FOLDED in cell.metadata.get("tags", [])
 
 
 # --- Predictions -----------------------------------------------------------------------------------------------------
 
-# A lesson asks in the imperative, at the end of the prose above a cell, or under a heading that says so; or its prose
-# ends with a question.
-ASKS = re.compile(r"\b[Bb]efore you (?:run|look|read|go|open|turn)\b|(?:^|[.:;?!)] |\*\*)(?:Predict|Guess|Write down|"
-                  r"Draw|Try it on paper)\b|\b(?:then|and|first) (?:guess|predict)\b|^#+ .*\b[Pp]rediction\b", re.M)
-LAST_PARAGRAPHS = 2
 
+class _Fold:
+    """What a page gathers behind one question."""
 
-def asks(markdown: str) -> bool:
-    """Whether this prose asks for a prediction of what the next cell gives."""
-    sections = re.split(r"(?m)^(?=#+ )", markdown)
-    last = sections[-1].strip()
-    heading, _, text = last.partition("\n") if last.startswith("#") else ("", "", last)
-    paragraphs = re.split(r"\n\s*\n", text.strip())[-LAST_PARAGRAPHS:]
-    lines = [heading, *(" ".join(paragraph.split()) for paragraph in paragraphs)]
-    return text.rstrip(" *)\n").endswith("?") or bool(ASKS.search("\n".join(lines)))
+    def __init__(self, question: str, anchor: str):
+        self.question, self.anchor, self.parts = question, anchor, []
 
-
-def _outputs(outputs: str, predicted: bool, page: Page) -> str:
-    if not outputs:
-        return ""
-    shown = f'<div class="outputs">{outputs}</div>'
-    if not predicted or 'class="source"' in outputs:  # code to read is a part of the question
-        return shown
-    page.folded += 1
-    return ('<details class="result"><summary><span class="ask">Show the result</span><span class="asked">Hide the '
-            f"result</span></summary>{shown}</details>")
+    def html(self) -> str:
+        asked = f'<div class="prose">{self.question}</div>'
+        if not self.parts:  # nothing to show: the question stays
+            return asked
+        return (f'<div class="prediction" id="{self.anchor}"><div class="asked">{asked}'
+                '<label class="guess">Your guess <input type="text" placeholder=" " autocomplete="off"></label></div>'
+                '<details class="result"><summary><span class="show">Show the result</span>'
+                f'<span class="hide">Hide the result</span></summary>{"".join(self.parts)}</details></div>')
 
 
 # --- Outputs ---------------------------------------------------------------------------------------------------------
@@ -160,10 +199,9 @@ def _output(output: dict, page: Page, repository: str) -> str:
     if kind == "error":
         return f'<pre class="error">{ansi2html(chr(10).join(output["traceback"]))}</pre>'
     data = output.get("data", {})
-    if "text/html" in data:  # an iframe, a page of its own, stays as it is
-        html = data["text/html"]
+    if html := data.get(static_view.PLAYER) or data.get("text/html"):  # an iframe, a page of its own, stays as it is
         if "<iframe" not in html:
-            html = _without_empty_heads(code.sources(html, repository))
+            html = without_empty_heads(code.sources(html, repository))
         return f'<div class="rich">{html}</div>'
     if "image/svg+xml" in data:
         return _image(data["image/svg+xml"].encode(), "svg", page, {}, data.get("text/plain", ""))
@@ -172,7 +210,7 @@ def _output(output: dict, page: Page, repository: str) -> str:
             size = output.get("metadata", {}).get(mime, {})
             return _image(base64.b64decode(data[mime]), extension, page, size, data.get("text/plain", ""))
     if "text/markdown" in data:
-        return f'<div class="prose">{_Markdown(page, set()).html(data["text/markdown"])}</div>'
+        return f'<div class="prose">{Markdown(set()).html(data["text/markdown"])}</div>'
     if "text/plain" in data:
         return f"<pre>{escape(strip_ansi(data['text/plain']))}</pre>"
     return ""
@@ -187,12 +225,13 @@ def _image(content: bytes, extension: str, page: Page, size: dict, text: str) ->
     if own_width and not height:
         width = width or own_width
         height = round(own_height * width / own_width)
-    page.images[name] = Image(content, width, height)
+    page.images[name] = image = Image(content, width, height)
+    if extension == "svg":
+        page.dark[image.dark_name(name)] = dark(content.decode()).encode()
     sides = f' width="{width}" height="{height}"' if width and height else f' width="{width}"' if width else ""
     described = text if text and not text.startswith("<") else f"Plot {index} of {page.chapter.title}"
     alt = escape(" ".join(described.split()))
-    return (f'<figure class="plot"><a class="enlarge" href="images/{name}">'
-            f'<img src="images/{name}" alt="{alt}"{sides} loading="lazy">'
+    return (f'<figure class="plot"><a class="enlarge" href="images/{name}">{image.shown(name, alt, sides)}'
             '<span class="unseen">, enlarge</span></a></figure>')
 
 
@@ -209,7 +248,7 @@ def _size(content: bytes, extension: str) -> tuple[int, int]:
     return 0, 0
 
 
-# --- Markdown --------------------------------------------------------------------------------------------------------
+# --- Documents -------------------------------------------------------------------------------------------------------
 
 
 def document(path: Path, lessons: set[str], repository: str) -> tuple[str, Markup]:
@@ -226,65 +265,4 @@ def document(path: Path, lessons: set[str], repository: str) -> tuple[str, Marku
     text = path.read_text(encoding="utf-8")
     title, text = text.removeprefix("# ").split("\n", 1)
     text = re.sub(r"!\[[^]]*\]\([^)]*\)|<!--.*?-->", "", text)
-    page = Page(None, NONE, None, Markup(), [])
-    return title, Markup(_Markdown(page, lessons).html(re.sub(r"\[([^]]+)\]\(([^)]+)\)", in_repository, text)))
-
-
-INLINE = ("", "a", "b", "br", "code", "em", "i", "img", "kbd", "mark", "s", "small", "span", "strong", "sub", "sup")
-
-
-class _Markdown:
-    """Markdown to HTML: headings get anchors and go to the table of contents, formulas become MathML."""
-
-    def __init__(self, page: Page, lessons: set[str]):
-        self.page, self.lessons = page, lessons
-
-    def html(self, text: str) -> str:
-        page, lessons = self.page, self.lessons
-
-        class Renderer(IPythonRenderer):
-            def heading(self, text: str, level: int, **attrs) -> str:
-                if level == 1 and not page.toc:
-                    return ""  # the page's header already says it
-                anchor = anchor_of(text, {known for _, known, _ in page.toc})
-                if level > 1:
-                    page.toc.append((level, anchor, Markup(text)))
-                link = f'<a class="anchor" href="#{anchor}" aria-label="Link to this section">#</a>'
-                return f'<h{level} id="{anchor}">{text}{link}</h{level}>\n'
-
-            def link(self, text: str, url: str, title: str | None = None) -> str:
-                stem = Path(url.split("#")[0]).stem
-                if url.split("#")[0].endswith((".ipynb", ".py")) and stem in lessons:
-                    url = re.sub(r"^[^#]*", f"{stem}.html", url)
-                return super().link(text, url, title)
-
-            def block_code(self, source: str, info: str | None = None, **attrs) -> str:
-                if info and info.strip().startswith("py"):
-                    return code.python(source)
-                return f'<div class="highlight"><pre class="plain">{escape(source)}</pre></div>\n'
-
-            def inline_html(self, html: str) -> str:
-                name = re.match(r"</?([a-zA-Z][\w-]*)|<!--", html)  # cublas<t>gemm has no element
-                return html if name and (name[1] or "").lower() in INLINE else escape(html)
-
-            def table(self, text: str) -> str:
-                return f'<div class="scroll"><table>{_without_empty_heads(text)}</table></div>'
-
-            def inline_math(self, body: str) -> str:
-                return _mathml(body, "inline")
-
-            def block_math(self, body: str) -> str:
-                return f'<span class="formula">{_mathml(body, "block")}</span>'
-
-        return MarkdownWithMath(renderer=Renderer(escape=False)).render(text)
-
-
-def _without_empty_heads(html: str) -> str:
-    """The corner of a table heads nothing: a screen reader would announce a heading without a name."""
-    return re.sub(r"<th((?: [^>]*)?)></th>", r"<td\1></td>", html)
-
-
-def _mathml(latex: str, display: str) -> str:
-    from latex2mathml.converter import convert
-
-    return convert(latex, display=display)
+    return title, Markup(Markdown(lessons).html(re.sub(r"\[([^]]+)\]\(([^)]+)\)", in_repository, text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,7 +29,8 @@ class _Links(HTMLParser):
 def broken_links(folder: Path) -> list[str]:
     """One sentence for each link within the site whose target does not exist, and for each anchor that a page has
     twice."""
-    pages = {path.name: _Links(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.html"))}
+    pages = {path.relative_to(folder).as_posix(): _Links(path.read_text(encoding="utf-8"))
+             for path in sorted(folder.rglob("*.html"))}
     problems = []
     for name, page in pages.items():
         problems += [f"{name}: {count} elements have the id {anchor!r}"
@@ -37,7 +39,8 @@ def broken_links(folder: Path) -> list[str]:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = unquote(parts.path) or name
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(parts.path)))
+            target = target if parts.path else name
             if not (folder / target).is_file():
                 problems.append(f"{name}: the link to {link} leads to no file of the site")
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:

@@ -191,7 +191,7 @@ def read(course, name: str, *, solutions: bool = False):
     if solutions:
         return entry.file.solution and entry.file.solution.run(entry.file.solution.answer, f"<the answer: {name}>")
     cell, preceding = _cell(copies.learners(course, entry.chapter), name)
-    if cell == _cell(workbook.to_notebook(course, entry.chapter), name)[0]:
+    if answer_cells.unmarked(cell) == _cell(workbook.to_notebook(course, entry.chapter, markers=False), name)[0]:
         return None
     return answer_cells.run(answer_cells.program(preceding, cell), name, f"<{entry.chapter.workbook.name}: {name}>")
 

@@ -9,7 +9,6 @@ Work    4*(start + 1)*H*D + 2*H*D*N flop; keys, values and weights are read once
 Source  T. Dao et al., "Flash-Decoding" (2023)
 """
 
-
 import numpy as np
 from numba import float32, uint32
 

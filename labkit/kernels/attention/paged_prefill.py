@@ -10,7 +10,6 @@ Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of
 Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
 """
 
-
 import numpy as np
 
 from labkit import cuda, device, u32

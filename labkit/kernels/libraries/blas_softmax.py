@@ -17,7 +17,7 @@ from labkit.kernels.arguments import blocks_for, check_array, unsigned
 from labkit.kernels.libraries import blas
 from labkit.kernels.op import rung
 from labkit.kernels.ops.softmax import SOFTMAX
-from labkit.kernels.reduce import reduce_max_warp
+from labkit.kernels.reduce import row_max
 from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
@@ -64,7 +64,7 @@ def softmax_by_row_max(x, out, stream=0):
     rows, cols = _check(x, out)
     grid = blocks_for((cols,), (BLOCK,))
     maxima = cuda.device_array(rows, np.float32)
-    reduce_max_warp(x, maxima, stream=stream)
+    row_max(x, maxima, stream=stream)
     for row, biggest in enumerate(maxima.copy_to_host()):
         sub_max_exp_kernel[grid, BLOCK, stream](x, out, *unsigned(row), biggest)
         total = blas.asum(cols, blas.at(out, row * cols))  # the host waits
@@ -91,7 +91,7 @@ def softmax_on_device(x, out, stream=0):
     rows, cols = _check(x, out)
     grid = blocks_for((cols,), (BLOCK,))
     maxima, total = cuda.device_array(rows, np.float32), cuda.device_array(1, np.float32)
-    reduce_max_warp(x, maxima, stream=stream)
+    row_max(x, maxima, stream=stream)
     for row in range(rows):
         sub_row_max_exp_kernel[grid, BLOCK, stream](x, out, *unsigned(row), maxima)
         blas.asum(cols, blas.at(out, row * cols), result=total)

@@ -261,7 +261,3 @@ def linear_swiglu_reference(x, gate_up):
     """Not rounded in between. Where N is no multiple of 8, the columns of zeros at its end belong to no output."""
     gate, up = gate_and_up(linear_bf16_reference(x, gate_up))
     return silu(gate) * up
-
-
-def sizes(*shapes) -> tuple:
-    return tuple({"M": M, "N": N, "K": K} for M, N, K in shapes)

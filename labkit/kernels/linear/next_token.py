@@ -7,7 +7,6 @@ Work    2*V*K flop; the bytes of the table; the rest is negligible
 Source  numpy.argmax, with the same rules: argmax.py
 """
 
-
 import numpy as np
 from numba import float32, int32, int64, uint32
 

@@ -8,7 +8,6 @@ Work    2*K*N flop; the bytes of the weights; the rest is negligible
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "cp.async.bulk.prefetch.L2"
 """
 
-
 import numpy as np
 from numba import float32, uint32
 

@@ -35,28 +35,21 @@ def logits_reference(x, table):
 
 
 @cuda.jit
-def add_bias_kernel(bias, out):
-    col = u32.blockIdx.x * u32.blockDim.x + u32.threadIdx.x
-    row = u32.blockIdx.y
-    rows = u32.shape(out)[0]
+def projection_naive_kernel(x, weights, bias, out):
+    col, row = u32.grid(2)
     if col < u32.shape(out)[1]:
-        while row < rows:
-            out[row, col] += bias[col]
-            row += u32.gridDim.y
+        depth = u32.shape(x)[1]
+        total = float32(bias[col])
+        for k in u32.range(depth):
+            total += x[row, k] * weights[k, col]
+        out[row, col] = total
 
 
-@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel), needs=matmul_pipelined.needs,
-      idea="two launches: the product, then the bias")
-def projection_unfused(x, weights, bias, out, stream=0):
-    """The fastest product of the ladder, then a kernel that reads its output and adds the bias."""
-    _check_projection(x, weights, bias, out)
-    matmul_pipelined(x, weights, out, stream=stream)
-    _add_bias(bias, out, stream)
-
-
-def _add_bias(bias, out, stream):
-    rows, cols = out.shape
-    add_bias_kernel[(-(-cols // BLOCK), min(rows, MAX_GRID_YZ)), BLOCK, stream](bias, out)
+@rung(kernel=projection_naive_kernel, idea="one thread an element", sizes="at most 65,535 rows")
+def projection_naive(x, weights, bias, out, stream=0):
+    """One thread computes one element: a whole dot product that starts from the bias."""
+    rows, cols = _check_projection(x, weights, bias, out)
+    projection_naive_kernel[blocks_for((cols, rows), (BLOCK, 1)), (BLOCK, 1), stream](x, weights, bias, out)
 
 
 SLICES = 16  # of K: each warp of a block takes one
@@ -91,21 +84,28 @@ def projection_few_rows(x, weights, bias, out, stream=0):
 
 
 @cuda.jit
-def projection_naive_kernel(x, weights, bias, out):
-    col, row = u32.grid(2)
+def add_bias_kernel(bias, out):
+    col = u32.blockIdx.x * u32.blockDim.x + u32.threadIdx.x
+    row = u32.blockIdx.y
+    rows = u32.shape(out)[0]
     if col < u32.shape(out)[1]:
-        depth = u32.shape(x)[1]
-        total = float32(bias[col])
-        for k in u32.range(depth):
-            total += x[row, k] * weights[k, col]
-        out[row, col] = total
+        while row < rows:
+            out[row, col] += bias[col]
+            row += u32.gridDim.y
 
 
-@rung(kernel=projection_naive_kernel, idea="one thread an element", sizes="at most 65,535 rows")
-def projection_naive(x, weights, bias, out, stream=0):
-    """One thread computes one element: a whole dot product that starts from the bias."""
-    rows, cols = _check_projection(x, weights, bias, out)
-    projection_naive_kernel[blocks_for((cols, rows), (BLOCK, 1)), (BLOCK, 1), stream](x, weights, bias, out)
+@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel), needs=matmul_pipelined.needs,
+      idea="two launches: the product, then the bias")
+def projection_unfused(x, weights, bias, out, stream=0):
+    """The fastest product of the ladder, then a kernel that reads its output and adds the bias."""
+    _check_projection(x, weights, bias, out)
+    matmul_pipelined(x, weights, out, stream=stream)
+    _add_bias(bias, out, stream)
+
+
+def _add_bias(bias, out, stream):
+    rows, cols = out.shape
+    add_bias_kernel[(-(-cols // BLOCK), min(rows, MAX_GRID_YZ)), BLOCK, stream](bias, out)
 
 
 FEW = 8  # rows from which on tiles are faster

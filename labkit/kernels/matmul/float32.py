@@ -26,6 +26,7 @@ from labkit.kernels.matmul.float32_tiles import (
     load_four,
     load_four_scalar,
     make_pipeline,
+    quarters_apart,
     read_eight,
     store_four,
     store_four_scalar,
@@ -76,16 +77,30 @@ def matmul_coalesced(a, b, out, stream=0):
     matmul_coalesced_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
 
 
-def make_matmul_tiled(tile: int):
-    """A kernel for this tile size: shared memory is sized when the kernel is compiled."""
+GROUP = 32  # rows of blocks in a group
+
+
+@cuda.jit(device=True)
+def place_in_groups(block, rows_of_blocks, blocks_in_row):
+    """Return the row and column of a block's tile. Blocks go down the rows of a group, then to the next column."""
+    first_row = block // (GROUP * blocks_in_row) * GROUP
+    rows_in_group = min(GROUP, rows_of_blocks - first_row)  # the last group may be lower
+    index = block - first_row * blocks_in_row
+    return first_row + index % rows_in_group, index // rows_in_group
+
+
+def make_matmul_tiled(tile: int, grouped: bool = False):
+    """A kernel for this tile size: shared memory is sized when the kernel is compiled. grouped: see place_in_groups."""
 
     @cuda.jit
     def matmul_tiled_kernel(a, b, out):
         a_tile = cuda.shared.array((tile, tile), float32)
         b_tile = cuda.shared.array((tile, tile), float32)
         x, y = u32.threadIdx.x, u32.threadIdx.y
-        col = u32.blockIdx.x * tile + x
-        row = u32.blockIdx.y * tile + y
+        tile_row, tile_col = u32.blockIdx.y, u32.blockIdx.x
+        if grouped:
+            tile_row, tile_col = place_in_groups(tile_row * u32.gridDim.x + tile_col, u32.gridDim.y, u32.gridDim.x)
+        row, col = tile_row * tile + y, tile_col * tile + x
         rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
 
         total = float32(0.0)
@@ -105,6 +120,7 @@ def make_matmul_tiled(tile: int):
 
 
 matmul_tiled_kernel = make_matmul_tiled(TILE)
+matmul_tiled_grouped_kernel = make_matmul_tiled(TILE, grouped=True)
 matmul_tiled_32_kernel = make_matmul_tiled(32)
 
 
@@ -113,6 +129,14 @@ def matmul_tiled(a, b, out, stream=0):
     """As coalesced, but each block stages TILE x TILE tiles in shared memory: a value is fetched once for 16 uses."""
     rows, cols = _check(a, b, out)
     matmul_tiled_kernel[blocks_for((cols, rows), (TILE, TILE)), (TILE, TILE), stream](a, b, out)
+
+
+@rung(kernel=matmul_tiled_grouped_kernel, idea="blocks in groups of 32 rows, for the L2 cache")
+def matmul_tiled_grouped(a, b, out, stream=0):
+    """As tiled, but blocks go down 32 rows of blocks before they go to the next column: those that run together form
+    a rectangle of out, and what they read of a and b fits in the L2 cache."""
+    rows, cols = _check(a, b, out)
+    matmul_tiled_grouped_kernel[blocks_for((cols, rows), (TILE, TILE)), (TILE, TILE), stream](a, b, out)
 
 
 @rung(kernel=matmul_tiled_32_kernel, idea="32 x 32 tiles in shared memory")
@@ -361,10 +385,12 @@ def matmul_double_buffered(a, b, out, stream=0):
 # --- A pipeline: copies past the registers, and the next step's fragments read during this one's products -------------
 
 
-def make_matmul_pipelined(exact: bool):
-    """exact: out is a multiple of the tile, K of BLOCK_K, and the matrices are aligned; then nothing needs a guard."""
-    multiply = make_pipeline(copy_pair if exact else copy_pair_guarded)
-    store_tile = make_store_tile(store_four if exact else store_four_scalar, 32, 16)
+def make_matmul_pipelined(exact: bool, **steps: bool):
+    """exact: out is a multiple of the tile, K of BLOCK_K, and the matrices are aligned; then nothing needs a guard.
+    steps: those of make_pipeline that are left out, for the rungs on the way."""
+    multiply = make_pipeline(copy_pair if exact else copy_pair_guarded, **steps)
+    store_tile = make_store_tile(store_four if exact else store_four_scalar,
+                                 *quarters_apart(steps.get("warp_tiles", True)))
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_pipelined_kernel(a, b, out):
@@ -377,21 +403,52 @@ def make_matmul_pipelined(exact: bool):
     return matmul_pipelined_kernel
 
 
-matmul_pipelined_kernel = make_matmul_pipelined(exact=True)
-matmul_pipelined_any_kernel = make_matmul_pipelined(exact=False)
+def _both(**steps: bool) -> tuple:
+    return make_matmul_pipelined(exact=True, **steps), make_matmul_pipelined(exact=False, **steps)
+
+
+matmul_async_copies_kernel, matmul_async_copies_any_kernel = _both(warp_tiles=False, reads_ahead=False,
+                                                                   serpentine=False)
+matmul_warp_tiles_kernel, matmul_warp_tiles_any_kernel = _both(reads_ahead=False, serpentine=False)
+matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel = _both(serpentine=False)
+matmul_pipelined_kernel, matmul_pipelined_any_kernel = _both()
+
+
+@rung(kernel=(matmul_async_copies_kernel, matmul_async_copies_any_kernel), needs=(8, 0),
+      idea="copies past the registers, two pairs of tiles ahead")
+def matmul_async_copies(a, b, out, stream=0):
+    """As double_buffered, but cp.async copies from global to shared memory past the registers, so copies can be further
+    ahead: three pairs of tiles, 16 steps of K each, form a ring. Sizes that are no multiple of the tile are copied
+    element by element, which is slower."""
+    _launch_ring(matmul_async_copies_kernel, matmul_async_copies_any_kernel, a, b, out, stream)
+
+
+@rung(kernel=(matmul_warp_tiles_kernel, matmul_warp_tiles_any_kernel), needs=(8, 0),
+      idea="a warp's thread tiles form a tile of 64 x 32")
+def matmul_warp_tiles(a, b, out, stream=0):
+    """As async_copies, but the 32 thread tiles of a warp form a tile of 64 x 32, of which it reads 96 elements a step;
+    two rows of 16 thread tiles need 144."""
+    _launch_ring(matmul_warp_tiles_kernel, matmul_warp_tiles_any_kernel, a, b, out, stream)
+
+
+@rung(kernel=(matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel), needs=(8, 0),
+      idea="fragments are read one step of K ahead")
+def matmul_reads_ahead(a, b, out, stream=0):
+    """As warp_tiles, but the fragments of the next step are read during the products of this one."""
+    _launch_ring(matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel, a, b, out, stream)
 
 
 @rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel), needs=(8, 0),
-      idea="copies past the registers, two tiles ahead; numbers read one step ahead")
+      idea="products in an order in which each shares a factor with the one before")
 def matmul_pipelined(a, b, out, stream=0):
-    """As double_buffered, with four changes. cp.async copies from global to shared memory past the registers, and three
-    pairs of tiles form a ring. The fragments of the next step are read during the products of this one. The 32 thread
-    tiles of a warp form a tile of 64 x 32, of which it reads 96 elements a step; two rows of 16 thread tiles need 144.
-    And the order of the products alternates. Sizes that are no multiple of the tile are copied element by element,
-    which is slower."""
+    """As reads_ahead, but the order of the products alternates, so that a register is read twice in a row."""
+    _launch_ring(matmul_pipelined_kernel, matmul_pipelined_any_kernel, a, b, out, stream)
+
+
+def _launch_ring(exact_kernel, any_kernel, a, b, out, stream):
     rows, cols = _check(a, b, out)
     exact = rows % BLOCK_TILE == 0 and cols % BLOCK_TILE == 0 and a.shape[1] % BLOCK_K == 0 and aligned(a, b, out)
-    kernel = matmul_pipelined_kernel if exact else matmul_pipelined_any_kernel
+    kernel = exact_kernel if exact else any_kernel
     dynamic_shared(kernel, 4 * RING, a, b, out)
     kernel[blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), 256, stream, 4 * RING](a, b, out)
 

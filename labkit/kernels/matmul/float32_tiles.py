@@ -119,25 +119,41 @@ def add_products_serpentine(acc, a_frag, b_frag):
             acc[i * 8 + j] += a_frag[i] * b_frag[j]
 
 
-@cuda.jit(device=True)
-def two_steps(shared, a_offset, b_offset, step, acc, even, odd):
-    """Add the products of `step`, an even one, and of the next. Fragments, pairs of a's and b's, are read one step
-    ahead."""
-    (a_even, b_even), (a_odd, b_odd) = even, odd
-    next_offset = (step + 1) * STRIDE
-    read_eight(shared, a_offset + next_offset, 32, a_odd)
-    read_eight(shared, b_offset + next_offset, 16, b_odd)
-    add_products_serpentine(acc, a_even, b_even)
-    next_offset = (step + 2) * STRIDE
-    read_eight(shared, a_offset + next_offset, 32, a_even)
-    read_eight(shared, b_offset + next_offset, 16, b_even)
-    add_products_serpentine(acc, a_odd, b_odd)
+def quarters_apart(warp_tiles: bool) -> tuple[int, int]:
+    """Return the rows and the columns from a quarter of a thread tile to the next."""
+    return (32, 16) if warp_tiles else (64, 64)
 
 
-def make_pipeline(copy):
+def make_two_steps(A_GAP: int, B_GAP: int, add):
+    @cuda.jit(device=True)
+    def two_steps(shared, a_offset, b_offset, step, acc, even, odd):
+        """Add the products of `step`, an even one, and of the next. Fragments, pairs of a's and b's, are read one step
+        ahead."""
+        (a_even, b_even), (a_odd, b_odd) = even, odd
+        next_offset = (step + 1) * STRIDE
+        read_eight(shared, a_offset + next_offset, A_GAP, a_odd)
+        read_eight(shared, b_offset + next_offset, B_GAP, b_odd)
+        add(acc, a_even, b_even)
+        next_offset = (step + 2) * STRIDE
+        read_eight(shared, a_offset + next_offset, A_GAP, a_even)
+        read_eight(shared, b_offset + next_offset, B_GAP, b_even)
+        add(acc, a_odd, b_odd)
+
+    return two_steps
+
+
+def make_pipeline(copy, *, warp_tiles: bool = True, reads_ahead: bool = True, serpentine: bool = True):
     """A device function: acc += a[its rows, start:end] @ b[start:end, its columns] for the tile of a block at
     (row0, col0), from a ring of RING elements of dynamic shared memory. Return the first row and column of the thread
-    tile in that of the block; the rows of its quarters are 32 apart, the columns 16."""
+    tile in that of the block. `quarters_apart` says how far apart its quarters are.
+
+    warp_tiles: the 32 thread tiles of a warp form a tile of 64 x 32; without, two rows of 16 thread tiles.
+    reads_ahead: the fragments of a step of K are read during the products of the one before.
+    serpentine: the order of the products of a step.
+    """
+    A_GAP, B_GAP = quarters_apart(warp_tiles)
+    add = add_products_serpentine if serpentine else add_products
+    two_steps = make_two_steps(A_GAP, B_GAP, add)
 
     @cuda.jit(device=True)
     def multiply(acc, a, b, row0, col0, start, end):
@@ -146,9 +162,11 @@ def make_pipeline(copy):
         odd = a_odd, b_odd = cuda.local.array(8, float32), cuda.local.array(8, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
-        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
-        row = warp // 4 * 64 + lane // 4 * 4
-        col = warp % 4 * 32 + lane % 4 * 4
+        if warp_tiles:  # 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes
+            row = warp // 4 * 64 + lane // 4 * 4
+            col = warp % 4 * 32 + lane % 4 * 4
+        else:
+            row, col = thread // 16 * 4, thread % 16 * 4
         # What this thread copies.
         a_row, a_col = row0 + thread // BLOCK_K, start + thread % BLOCK_K
         b_row, b_col = start + thread // 32, col0 + thread % 32 * 4
@@ -165,8 +183,9 @@ def make_pipeline(copy):
         ptx.cp_async_wait(IN_FLIGHT)
         cuda.syncthreads()  # the first pair is complete
         a_offset, b_offset = row, A_STRIDE + col
-        read_eight(shared, a_offset, 32, a_even)
-        read_eight(shared, b_offset, 16, b_even)
+        if reads_ahead:
+            read_eight(shared, a_offset, A_GAP, a_even)
+            read_eight(shared, b_offset, B_GAP, b_even)
 
         for _ in u32.range(start, end, BLOCK_K):
             if next_k < end:
@@ -177,26 +196,36 @@ def make_pipeline(copy):
             if fill == RING:
                 fill = 0
 
-            # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
-            two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
-            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
-            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
-            add_products_serpentine(acc, a_even, b_even)
+            if reads_ahead:
+                # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
+                two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
+                two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
+                two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
+                two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
+                two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
+                two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
+                two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
+                read_eight(shared, a_offset + 15 * STRIDE, A_GAP, a_odd)
+                read_eight(shared, b_offset + 15 * STRIDE, B_GAP, b_odd)
+                add(acc, a_even, b_even)
+            else:
+                pair_end = a_offset + PAIR
+                a_step, b_step = a_offset, b_offset
+                while a_step < pair_end:
+                    read_eight(shared, a_step, A_GAP, a_even)
+                    read_eight(shared, b_step, B_GAP, b_even)
+                    add(acc, a_even, b_even)
+                    a_step, b_step = a_step + STRIDE, b_step + STRIDE
 
             ptx.cp_async_wait(IN_FLIGHT)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
             a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
             if a_offset >= RING:
                 a_offset, b_offset = row, A_STRIDE + col
-            read_eight(shared, a_offset, 32, a_even)
-            read_eight(shared, b_offset, 16, b_even)
-            add_products_serpentine(acc, a_odd, b_odd)
+            if reads_ahead:
+                read_eight(shared, a_offset, A_GAP, a_even)
+                read_eight(shared, b_offset, B_GAP, b_even)
+                add(acc, a_odd, b_odd)
         return row, col
 
     return multiply

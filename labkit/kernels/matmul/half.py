@@ -20,7 +20,16 @@ from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.elements import bfloat16_number
-from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.matmul.mma import (
+    MMA,
+    Tile,
+    add_product,
+    check_product,
+    launch,
+    make_copy,
+    make_pipelined,
+    make_staged,
+)
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.tolerance import EPS16, SMALLEST16
 
@@ -163,68 +172,109 @@ HAND_THREADS = 128
 HAND_COPIES = HAND_TILE * HAND_DEPTH // HAND_THREADS
 
 
-@cuda.jit
-def matmul_half_hand_blocked_kernel(a, b, out):
-    a_tile = cuda.shared.array((HAND_TILE, HAND_DEPTH), np.float16)
-    b_tile = cuda.shared.array((HAND_DEPTH, HAND_TILE), np.float16)
-    thread = u32.threadIdx.x
-    lane, warp = thread % 32, thread // 32
-    row0, col0 = u32.blockIdx.y * HAND_TILE, u32.blockIdx.x * HAND_TILE
-    warp_row, warp_col = warp // 2 * 32, warp % 2 * 32
-    group_id, pair = lane // 4, lane % 4 * 2
-    rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
-    acc = cuda.local.array(32, float32)
-    for i in u32.range(32):
-        acc[i] = float32(0.0)
-    for start in u32.range(0, depth, HAND_DEPTH):
-        for i in u32.range(HAND_COPIES):
-            index = thread + i * HAND_THREADS
-            y, x = index // HAND_DEPTH, index % HAND_DEPTH
-            inside = row0 + y < rows and start + x < depth
-            a_tile[y, x] = float32(a[row0 + y, start + x]) if inside else float32(0.0)
-            y, x = index // HAND_TILE, index % HAND_TILE
-            inside = start + y < depth and col0 + x < cols
-            b_tile[y, x] = float32(b[start + y, col0 + x]) if inside else float32(0.0)
-        cuda.syncthreads()  # both tiles are complete
-        for step in u32.range(2):
-            k = 16 * step + pair
-            for i in u32.range(2):  # 32 x 32 of a warp: two products down, four across
-                y = warp_row + 16 * i + group_id
-                a0, a1 = load_row_pair(a_tile, y, k), load_row_pair(a_tile, y + 8, k)
-                a2, a3 = load_row_pair(a_tile, y, k + 8), load_row_pair(a_tile, y + 8, k + 8)
-                for j in u32.range(4):
-                    x = warp_col + 8 * j + group_id
-                    b0, b1 = load_col_pair(b_tile, k, x), load_col_pair(b_tile, k + 8, x)
-                    add_product(acc, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
-        cuda.syncthreads()  # both tiles are free to overwrite
-    for i in u32.range(2):
-        for j in u32.range(4):
-            store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + 16 * i, col0 + warp_col + 8 * j)
+def make_hand_blocked(wide: bool):
+    """wide: tiles are copied 16 bytes at a time, past the registers; otherwise float16 values, one by one."""
+    copy_a = make_copy(HAND_TILE, HAND_DEPTH, HAND_THREADS, HAND_DEPTH, swizzled=False)
+    copy_b = make_copy(HAND_DEPTH, HAND_TILE, HAND_THREADS, HAND_TILE, swizzled=False)
+
+    @cuda.jit
+    def hand_blocked_kernel(a, b, out):
+        a_tile = cuda.shared.array((HAND_TILE, HAND_DEPTH), np.float16, alignment=16)
+        b_tile = cuda.shared.array((HAND_DEPTH, HAND_TILE), np.float16, alignment=16)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        row0, col0 = u32.blockIdx.y * HAND_TILE, u32.blockIdx.x * HAND_TILE
+        warp_row, warp_col = warp // 2 * 32, warp % 2 * 32
+        group_id, pair = lane // 4, lane % 4 * 2
+        rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
+        acc = cuda.local.array(32, float32)
+        for i in u32.range(32):
+            acc[i] = float32(0.0)
+        for start in u32.range(0, depth, HAND_DEPTH):
+            if wide:
+                copy_a(a_tile, 0, a, row0, start, thread)
+                copy_b(b_tile, 0, b, start, col0, thread)
+                ptx.cp_async_commit()
+                ptx.cp_async_wait(0)
+            else:
+                for i in u32.range(HAND_COPIES):
+                    index = thread + i * HAND_THREADS
+                    y, x = index // HAND_DEPTH, index % HAND_DEPTH
+                    inside = row0 + y < rows and start + x < depth
+                    a_tile[y, x] = float32(a[row0 + y, start + x]) if inside else float32(0.0)
+                    y, x = index // HAND_TILE, index % HAND_TILE
+                    inside = start + y < depth and col0 + x < cols
+                    b_tile[y, x] = float32(b[start + y, col0 + x]) if inside else float32(0.0)
+            cuda.syncthreads()  # both tiles are complete
+            for step in u32.range(2):
+                k = 16 * step + pair
+                for i in u32.range(2):  # 32 x 32 of a warp: two products down, four across
+                    y = warp_row + 16 * i + group_id
+                    a0, a1 = load_row_pair(a_tile, y, k), load_row_pair(a_tile, y + 8, k)
+                    a2, a3 = load_row_pair(a_tile, y, k + 8), load_row_pair(a_tile, y + 8, k + 8)
+                    for j in u32.range(4):
+                        x = warp_col + 8 * j + group_id
+                        b0, b1 = load_col_pair(b_tile, k, x), load_col_pair(b_tile, k + 8, x)
+                        add_product(acc, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
+            cuda.syncthreads()  # both tiles are free to overwrite
+        for i in u32.range(2):
+            for j in u32.range(4):
+                store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + 16 * i, col0 + warp_col + 8 * j)
+
+    return hand_blocked_kernel
+
+
+matmul_half_hand_blocked_kernel = make_hand_blocked(wide=False)
+matmul_half_wide_copies_kernel = make_hand_blocked(wide=True)
 
 
 @rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
       idea="tiles of 64 x 64 in shared memory, float16 values copied one by one",
       failed="on the H200 it ran 4096^3 at 11.1 TFLOP/s, where tensor_core reached 13.6: the repeated reads of that "
-             "one hit the caches, and this adds barriers and copies of single float16 values. Shared memory pays "
-             "with copies of 16 bytes past the registers and with ldmatrix: the next rung")
+             "one hit the caches, and this adds barriers and copies of single float16 values")
 def matmul_half_hand_blocked(a, b, out, stream=0):
     """As tensor_core, but a block stages its tiles in shared memory first, and lanes load fragments from there."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
     matmul_half_hand_blocked_kernel[blocks_for((cols, rows), (HAND_TILE, HAND_TILE)), HAND_THREADS, stream](a, b, out)
 
 
-# --- Tensor cores, 16 bytes at a time ---------------------------------------------------------------------------------
+@rung(kernel=matmul_half_wide_copies_kernel, needs=MMA, sizes=SIZES, idea="the same tiles, copied 16 bytes at a time")
+def matmul_half_wide_copies(a, b, out, stream=0):
+    """As hand_blocked, but cp.async copies the tiles 16 bytes at a time, past the registers."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False)
+    matmul_half_wide_copies_kernel[blocks_for((cols, rows), (HAND_TILE, HAND_TILE)), HAND_THREADS, stream](a, b, out)
 
+
+# --- Tensor cores, 16 bytes at a time in and out of shared memory -----------------------------------------------------
+
+LDMATRIX = make_staged(Tile(rows=64, cols=64, depth=32, warp_rows=32, warp_cols=32, stages=1))
+LARGE_TILES = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=1, blocks=2))
 TWO_STAGES = Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=2, blocks=2)
 DOUBLE_BUFFERED = make_staged(TWO_STAGES)
 THREE_STAGE = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2))
 
 
+@rung(kernel=LDMATRIX, needs=MMA, sizes=SIZES, idea="ldmatrix loads the fragments, four registers at a time")
+def matmul_half_ldmatrix(a, b, out, stream=0):
+    """As wide_copies, but ldmatrix loads four 8 x 8 parts of fragments in one instruction. Rows of the tiles are padded
+    by 16 bytes, so that it reads eight of them from different banks."""
+    check_product(a, b, None, None, out, weights=False)
+    launch(LDMATRIX, a, b, None, None, out, stream)
+
+
+@rung(kernel=LARGE_TILES, needs=MMA, sizes=SIZES, idea="128 x 128 a block, 64 x 32 a warp")
+def matmul_half_large_tiles(a, b, out, stream=0):
+    """As ldmatrix, but a block computes 128 x 128 elements and a warp 64 x 32: a fragment is used
+    four times, and a copied element 128 times."""
+    check_product(a, b, None, None, out, weights=False)
+    launch(LARGE_TILES, a, b, None, None, out, stream)
+
+
 @rung(kernel=DOUBLE_BUFFERED, needs=MMA, sizes=SIZES,
-      idea="cp.async fills one buffer while ldmatrix reads the other; 64 x 32 a warp")
+      idea="two buffers: one is filled while the other is multiplied")
 def matmul_half_double_buffered(a, b, out, stream=0):
-    """As hand_blocked, but cp.async copies 16 bytes past the registers while the other buffer is multiplied, ldmatrix
-    loads four 8 x 8 fragments at once, and a warp's tile is 64 x 32: a fragment is used up to eight times."""
+    """As large_tiles, but with two buffers: cp.async fills one while the other is multiplied, with one barrier a step
+    less."""
     check_product(a, b, None, None, out, weights=False)
     launch(DOUBLE_BUFFERED, a, b, None, None, out, stream)
 

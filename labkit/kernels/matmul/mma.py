@@ -159,20 +159,21 @@ def unchanged(x):
     return x
 
 
-# --- Two or three stages, padded rows ---------------------------------------------------------------------------------
+# --- One to three stages, padded rows ---------------------------------------------------------------------------------
 
 
 @kernel_factory
 def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_accumulators: bool = False,
                 activation=unchanged):
     """cp.async into `tile.stages` buffers, then ldmatrix; a warp loads its fragments just before it multiplies them.
+    With one buffer every copy is waited for.
 
     weights: b is (N, K), the layout of a linear layer. f16_accumulators: they are float16, two in a register.
     activation: a device function of one float32, applied in the epilogue to values rounded to float16. These go through
     shared memory, and the loop over a lane's words is not unrolled: see make_store_float16.
     """
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
-    STAGES, PENDING = tile.stages, tile.stages - 2
+    STAGES, PENDING = tile.stages, max(0, tile.stages - 2)
     THREADS, WARPS_N = tile.threads, tile.cols // tile.warp_cols
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
     MMA_M, MMA_N, PAIRS, STEPS = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 16, DEPTH // 16
@@ -219,13 +220,18 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
             copy_stage(shared, s, a, b, row0, col0, s * DEPTH, thread)
             ptx.cp_async_commit()
         for step in u32.range(steps):
+            if STAGES == 1:
+                cuda.syncthreads()  # every warp has read the only stage: it is free to overwrite
+                copy_stage(shared, 0, a, b, row0, col0, step * DEPTH, thread)
+                ptx.cp_async_commit()
             ptx.cp_async_wait(PENDING)
             cuda.syncthreads()  # the stage of `step` has landed; the previous one is free to overwrite
-            next_step = step + (STAGES - 1)
-            if next_step < steps:
-                slot = next_step % STAGES
-                copy_stage(shared, slot, a, b, row0, col0, next_step * DEPTH, thread)
-            ptx.cp_async_commit()
+            if STAGES > 1:
+                next_step = step + (STAGES - 1)
+                if next_step < steps:
+                    slot = next_step % STAGES
+                    copy_stage(shared, slot, a, b, row0, col0, next_step * DEPTH, thread)
+                ptx.cp_async_commit()
             stage = step % STAGES * STAGE_SIZE
             for k in u32.range(STEPS):
                 for i in u32.range(MMA_M):

@@ -394,14 +394,15 @@ def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
 
 
 def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged, residual=None,
-                         tile: Tile | None = None, stream=0) -> None:
+                         tile: Tile | None = None, persistent: bool = True, stream=0) -> None:
     """out = activation(a @ b + bias) + residual, with b (N, K) if it holds weights: a producer and two consumers.
 
     All float16, or all bfloat16 (uint16). activation: a device function of one float32. residual: an array like out, or
-    out itself. tile: one of TILES; without it the one that suits the sizes.
+    out itself. tile: one of TILES; without it the one that suits the sizes. persistent: False launches a block for
+    each tile, which is slower.
     """
     _check(a, b, bias, out, weights, residual)
-    _multiply_specialised(a, b, bias, out, tile, TILES, stream, weights=weights, activation=activation,
+    _multiply_specialised(a, b, bias, out, tile, TILES, stream, persistent, weights=weights, activation=activation,
                           residual=residual)
 
 
@@ -418,8 +419,8 @@ def multiply_swiglu(a, weights, out, *, tile: Tile | None = None, stream=0) -> N
     _multiply_specialised(a, weights, None, out, tile, SWIGLU_TILES, stream, weights=True, swiglu=True)
 
 
-def _multiply_specialised(a, b, bias, out, tile, tiles, stream, *, weights, activation=unchanged, residual=None,
-                          **options) -> None:
+def _multiply_specialised(a, b, bias, out, tile, tiles, stream, persistent=True, *, weights, activation=unchanged,
+                          residual=None, **options) -> None:
     (rows, depth), cols = a.shape, b.shape[0 if weights else 1]
     tile = tile or choose_tile(rows, cols, depth, block_count(), tiles)
     options["bf16"] = np.dtype(a.dtype) == np.uint16
@@ -427,7 +428,8 @@ def _multiply_specialised(a, b, bias, out, tile, tiles, stream, *, weights, acti
                                     residual=residual is not None, **{name: on for name, on in options.items() if on})
     *maps, rows_, cols_, depth_ = _arguments(a, b, bias, out, tile, weights)
     last_map = ptx.tensor_map_2d(residual, 64, 64) if residual is not None else maps[2]
-    _launch_specialised(kernel, tile, min(block_count(), tile.count(rows, cols)),
+    count = tile.count(rows, cols)
+    _launch_specialised(kernel, tile, min(block_count(), count) if persistent else count,
                         (*maps, last_map, rows_, cols_, depth_, depth_), stream, options.get("swiglu", False))
 
 
@@ -488,22 +490,36 @@ def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> t
     return tuple(make_wgmma_specialised(tile, weights=weights, bias=bias, activation=activation) for tile in TILES)
 
 
-IDEA = "wgmma: tensor cores read shared memory, TMA fills it"
+IDEA = "wgmma reads tiles that TMA copies: one thread requests them"
 IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
 SIZES = "K and N multiples of 8"
 HOPPER = (9, 0, "a")
+PRODUCER_CONSUMERS = make_wgmma_specialised(TILES[2], weights=False, bias=False, activation=unchanged)
 
 
 @rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, needs=HOPPER, sizes=SIZES)
 def matmul_half_wgmma(a, b, out, stream=0):
-    """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
+    """As wgmma_cp_async, but TMA copies: one thread requests a box, and the others wait for its bytes."""
     multiply(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=specialised_kernels(weights=False, bias=False), idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
+@rung(kernel=PRODUCER_CONSUMERS, idea="one warpgroup copies, two multiply", needs=HOPPER, sizes=SIZES)
+def matmul_half_wgmma_roles(a, b, out, stream=0):
+    """As wgmma, also 128 x 128, but a third warpgroup, the producer, copies for two consumers. Five stages, so there is
+    one block on an SM."""
+    multiply_specialised(a, b, None, out, weights=False, tile=TILES[2], persistent=False, stream=stream)
+
+
+@rung(kernel=PRODUCER_CONSUMERS, idea="a block for each SM computes one tile after another", needs=HOPPER, sizes=SIZES)
+def matmul_half_wgmma_persistent(a, b, out, stream=0):
+    """As wgmma_roles, but persistent: a block for each SM, which stores a tile while the next one is already coming."""
+    multiply_specialised(a, b, None, out, weights=False, tile=TILES[2], stream=stream)
+
+
+@rung(kernel=specialised_kernels(weights=False, bias=False), idea="tiles of 128 x 256, or as suits the sizes",
+      needs=HOPPER, sizes=SIZES)
 def matmul_half_wgmma_specialised(a, b, out, stream=0):
-    """As wgmma, but a producer copies ahead while two consumers multiply 128 x 256, and persistent blocks store a tile
-    while the next one is already coming."""
+    """As wgmma_persistent, but with the tile that suits the sizes: 128 x 256 for large products."""
     multiply_specialised(a, b, None, out, weights=False, stream=stream)
 
 

@@ -19,7 +19,7 @@ from labkit.kernels.norm import layernorm as full
 from labkit.kernels.norm.layernorm import EPSILON, ONE, ZERO
 from labkit.kernels.norm.rows import fitting, flat, make_row, small
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import warp_sum
+from labkit.kernels.reduce import block_reduce_sum, warp_sum
 
 ROWS = 4  # per block, one per warp
 OCTETS = {256: 1, 512: 2, 768: 3, 1024: 4, 2048: 8}  # most columns -> octets per lane
@@ -31,6 +31,46 @@ def layernorm_half_reference(x, weight, bias, epsilon=EPSILON):
 
 def add_layernorm_half_reference(x, residual, weight, bias, epsilon=EPSILON):
     return full.layernorm_reference(x.astype(np.float64) + residual, weight, bias, epsilon)
+
+
+# --- One block per row: where MiniLM's ladder begins ------------------------------------------------------------------
+
+BLOCK_THREADS = 128
+
+
+@kernel_factory
+def make_layernorm_half_block(epsilon: float):
+    EPS = small(epsilon)
+
+    @cuda.jit
+    def layernorm_half_block_kernel(x, weight, bias, out):
+        shared = cuda.shared.array(BLOCK_THREADS, float32)
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        columns = u32.shape(x)[1]
+        inv_cols = ONE / float32(columns)
+
+        total = ZERO
+        for col in u32.range(thread, columns, BLOCK_THREADS):
+            total += float32(x[row, col])
+        mean = block_reduce_sum(total, shared) * inv_cols
+
+        squares = ZERO
+        for col in u32.range(thread, columns, BLOCK_THREADS):
+            difference = float32(x[row, col]) - mean
+            squares += difference * difference
+        rstd = cuda.rsqrt(block_reduce_sum(squares, shared) * inv_cols + EPS)
+
+        for col in u32.range(thread, columns, BLOCK_THREADS):
+            out[row, col] = (float32(x[row, col]) - mean) * rstd * float32(weight[col]) + float32(bias[col])
+
+    return layernorm_half_block_kernel
+
+
+def layernorm_half_block(x, weight, bias, out, epsilon=EPSILON, stream=0):
+    """128 threads share a row; a tree in shared memory adds up their sums, with a barrier for each of its levels.
+    `out` may be `x`."""
+    _check(x, weight, bias, out)
+    make_layernorm_half_block(epsilon)[x.shape[0], BLOCK_THREADS, stream](x, weight, bias, out)
 
 
 # --- Eight neighbours of a row; `remaining` of them are inside, the others load as zero and are not stored ----------
@@ -70,22 +110,9 @@ def load_singles(array, i, remaining):
 
 @cuda.jit(device=True)
 def store_singles(array, i, remaining, e):
-    if remaining > 0:
-        array[i] = e[0]
-    if remaining > 1:
-        array[i + 1] = e[1]
-    if remaining > 2:
-        array[i + 2] = e[2]
-    if remaining > 3:
-        array[i + 3] = e[3]
-    if remaining > 4:
-        array[i + 4] = e[4]
-    if remaining > 5:
-        array[i + 5] = e[5]
-    if remaining > 6:
-        array[i + 6] = e[6]
-    if remaining > 7:
-        array[i + 7] = e[7]
+    for n in u32.range(8):
+        if remaining > int32(n):
+            array[i + n] = e[n]
 
 
 @cuda.jit(device=True)

@@ -57,14 +57,9 @@ def load_singles(array, i, remaining):
 
 @cuda.jit(device=True)
 def store_singles(array, i, remaining, four):
-    if remaining > 0:
-        array[i] = four[0]
-    if remaining > 1:
-        array[i + 1] = four[1]
-    if remaining > 2:
-        array[i + 2] = four[2]
-    if remaining > 3:
-        array[i + 3] = four[3]
+    for n in u32.range(4):
+        if remaining > int32(n):
+            array[i + n] = four[n]
 
 
 # `remaining` of the four neighbours from flat index i on are in the row; the others load as zero and are not stored.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from labkit.kernels.argmax import argmax_in_flight, argmax_packed, argmax_pairs, argmax_reference, argmax_sequential
+from labkit.kernels import argmax
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work
+from labkit.kernels.op import Op, Work, rungs_of, sizes
 
 
 def with_ties(rng, R, C):
@@ -18,11 +18,11 @@ ARGMAX = Op(
     "argmax",
     title="Index of the largest element of each row",
     formula="out[row] = the first col at which x[row, col] is largest",
-    reference=argmax_reference,
-    rungs=(argmax_sequential, argmax_pairs, argmax_packed, argmax_in_flight),
+    reference=argmax.argmax_reference,
+    rungs=rungs_of(argmax),
     inputs=with_ties,
     shape=lambda R, C: (R,),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099))),
+    awkward=sizes("R C", (1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099)),
     tolerance=lambda x: np.zeros(x.shape[0]),
     by_row=(0,),
     dtype=np.int32,

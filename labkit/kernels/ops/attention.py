@@ -3,7 +3,6 @@ baselines of the rungs in labkit.kernels.attention.three_pass."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from labkit.kernels.attention.three_pass import (
 )
 from labkit.kernels.attention.whole_matrix import attention_whole_matrix
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.tolerance import EPS32
 
 
@@ -40,15 +39,12 @@ def tolerance_of(qkv, heads, cache=None, start=None, *, causal=False):
 
 
 def _bound(launch, prefix: str, causal: bool):
-    """The launcher as an Op calls it: inputs, then out."""
     def bound(qkv, heads, *args, stream=0):
         *cached, out = args
         options = {"cache": cached[0], "start": cached[1]} if cached else {}
         launch(qkv, heads, out, causal=causal, stream=stream, **options)
 
-    bound.__name__ = bound.__qualname__ = launch.__name__.removesuffix("_half").replace("attention", prefix, 1)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound)
+    return launch.called(launch.__name__.removesuffix("_half").replace("attention", prefix, 1), bound)
 
 
 LAUNCHERS = (attention_three_pass, attention_all_threads, attention_whole_matrix, attention_flash)
@@ -136,7 +132,7 @@ def make_op(name: str, title: str, causal: bool, **overrides):
     fields = {
         "inputs": _inputs,
         "shape": lambda S, H, D: (S, H * D),
-        "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in SIZES),
+        "awkward": sizes("S H D", *SIZES),
         "work": work_of(causal),
         "baselines": (*numpy_cupy_torch(unfused_by_library(causal), note="two products and a softmax"),
                       *sdpa(fused_by_torch(causal), ("EFFICIENT_ATTENTION",))),
@@ -158,9 +154,8 @@ ATTENTION_CACHED = make_op(
     "attention_cached", "Multi-head attention with a KV cache, causal", True,
     inputs=_inputs_with_cache,
     shape=lambda S, H, D, before: (S, H * D),
-    awkward=tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
-                  ((1, 1, 1, 0), (1, 3, 16, 5), (4, 2, 64, 31), (1, 2, 64, 299), (3, 1, 300, 2), (7, 2, 5, 0),
-                   (5, 1, 80, 130))),
+    awkward=sizes("S H D before", (1, 1, 1, 0), (1, 3, 16, 5), (4, 2, 64, 31), (1, 2, 64, 299), (3, 1, 300, 2),
+                  (7, 2, 5, 0), (5, 1, 80, 130)),
     work=Work(
         flops=lambda S, H, D, before: 4 * S * (before + S) * H * D,
         bytes=lambda S, H, D, before: 8 * (before + S) * H * D,

@@ -10,7 +10,7 @@ from labkit.kernels.attention.half import attention_decode_half, attention_flash
 from labkit.kernels.attention.three_pass import attention_weights, split_heads
 from labkit.kernels.attention.wgmma import attention_flash_wgmma
 from labkit.kernels.baselines import sdpa
-from labkit.kernels.op import uniform
+from labkit.kernels.op import sizes, uniform
 from labkit.kernels.ops.attention import (
     ATTENTION_CACHED,
     CACHED_UNFUSED,
@@ -58,8 +58,7 @@ def _half(causal: bool) -> dict:
         "work": replace(work_of(causal), bytes=lambda S, H, D: 8 * S * H * D, peak="f16"),
         "baselines": sdpa(fused_by_torch(causal), SDPA_BACKENDS),
         "dtype": np.float16,
-        "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in
-                         ((1, 1, 64), (17, 3, 64), (65, 1, 64), (130, 1, 64), (33, 2, 48))),
+        "awkward": sizes("S H D", (1, 1, 64), (17, 3, 64), (65, 1, 64), (130, 1, 64), (33, 2, 48)),
     }
 
 
@@ -71,8 +70,7 @@ ATTENTION_HALF_CACHED = make_op(
         "launchers": (attention_flash_half, attention_decode_half),
         "inputs": _inputs_with_cache,
         "shape": ATTENTION_CACHED.shape,
-        "awkward": tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
-                         ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
+        "awkward": sizes("S H D before", (1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130)),
         "work": replace(ATTENTION_CACHED.work, bytes=lambda S, H, D, before: 4 * (before + S) * H * D, peak="f16"),
         "baselines": (replace(CACHED_UNFUSED, tolerance=lambda *inputs: 4 * tolerance_half(*inputs, causal=True)),
                       *sdpa(cached_by_torch, SDPA_BACKENDS)),

@@ -3,7 +3,6 @@ baselines of the rungs in labkit.kernels.attention.sentences."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from labkit.kernels.attention.sentences_unfused import (
 from labkit.kernels.attention.three_pass import attention_weights, split_heads
 from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa, unfused_attention
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.ops.attention import tolerance_of
 from labkit.kernels.ops.attention_half import tolerance_half
 from labkit.kernels.tolerance import EPS16
@@ -51,23 +50,20 @@ def tolerance_stored_scores(qkv, heads, begins, lengths, longest):
 
 
 def _bound(launch, op: str, **overrides):
-    """The launcher as an Op calls it: inputs, then out."""
     def bound(qkv, heads, begins, lengths, longest, out, stream=0):
         launch(qkv, heads, begins, lengths, longest, out, stream=stream)
 
-    suffix = launch.__name__.removesuffix("_half").removeprefix("attention_sentences")
-    bound.__name__ = bound.__qualname__ = op + suffix
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **overrides)
+    return launch.called(op + launch.__name__.removesuffix("_half").removeprefix("attention_sentences"), bound,
+                         **overrides)
 
 
-def _lengths(B: int, S: int, shortest: int) -> np.ndarray:
+def falling_lengths(B: int, S: int, shortest: int) -> np.ndarray:
     """From S down to `shortest`, in equal steps."""
     return np.linspace(S, shortest, B).round().astype(np.int32)
 
 
 def _inputs(rng, B, S, shortest, H, D, dtype=np.float32):
-    lengths = _lengths(B, S, shortest)
+    lengths = falling_lengths(B, S, shortest)
     return (2 * uniform(rng, int(lengths.sum()), 3 * H * D)).astype(dtype), H, begins_of(lengths), lengths, S
 
 
@@ -104,13 +100,12 @@ def unfused_by_torch(torch, qkv, heads, begins, lengths, longest, out):
     return attended.transpose(1, 2).reshape(out.shape)
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "H", "D"), size, strict=True)) for size in sizes)
+_sizes = functools.partial(sizes, "B S shortest H D")
 
 
 def _pairs(B, S, shortest) -> int:
     """Pairs of tokens of one sentence."""
-    return int((_lengths(B, S, shortest).astype(np.int64) ** 2).sum())
+    return int((falling_lengths(B, S, shortest).astype(np.int64) ** 2).sum())
 
 
 def _op(name: str, title: str, rungs, awkward, **fields) -> Op:
@@ -121,13 +116,13 @@ def _op(name: str, title: str, rungs, awkward, **fields) -> Op:
         name, title=title, rungs=rungs, reference=attention_sentences_reference,
         formula="out[t, h] = sum over the tokens j of t's sentence of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h]",
         inputs=functools.partial(_inputs, dtype=dtype),
-        shape=lambda B, S, shortest, H, D: (int(_lengths(B, S, shortest).sum()), H * D),
+        shape=lambda B, S, shortest, H, D: (int(falling_lengths(B, S, shortest).sum()), H * D),
         awkward=_sizes(*awkward),
         by_row=(),
         work=Work(
             flops=lambda B, S, shortest, H, D: 4 * _pairs(B, S, shortest) * H * D,
             bytes=lambda B, S, shortest, H, D: (
-                4 * np.dtype(dtype).itemsize * int(_lengths(B, S, shortest).sum()) * H * D),
+                4 * np.dtype(dtype).itemsize * int(falling_lengths(B, S, shortest).sum()) * H * D),
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 17, 17, 2, 32))[0], unit="TFLOP/s",
             peak="f16" if dtype == np.float16 else "fp32",
         ),

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from labkit.kernels import bias_gelu_add
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.bias_gelu_add import bias_gelu_add_fused, bias_gelu_add_reference, bias_gelu_add_three_kernels
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import EPS32
 
 
@@ -25,11 +25,11 @@ BIAS_GELU_ADD = Op(
     "bias_gelu_add",
     title="Bias, GELU, residual",
     formula="out = gelu(x + bias) + residual",
-    reference=bias_gelu_add_reference,
-    rungs=(bias_gelu_add_three_kernels, bias_gelu_add_fused),
+    reference=bias_gelu_add.bias_gelu_add_reference,
+    rungs=rungs_of(bias_gelu_add),
     inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C), uniform(rng, R, C)),
     shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (1, 257), (33, 31), (7, 384))),
+    awkward=sizes("R C", (1, 1), (3, 5), (1, 257), (33, 31), (7, 384)),
     tolerance=_tolerance,
     by_row=(0, 2),
     work=Work(

@@ -2,14 +2,9 @@
 
 import numpy as np
 
+from labkit.kernels import broadcast
 from labkit.kernels.baselines import numpy_cupy_torch
-from labkit.kernels.broadcast import (
-    broadcast_add_coalesced,
-    broadcast_add_long_rows,
-    broadcast_add_reference,
-    broadcast_add_strided,
-)
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import relative_to
 
 
@@ -22,12 +17,11 @@ BROADCAST_ADD = Op(
     "broadcast_add",
     title="Broadcast addition",
     formula="out[x, y, z] = a[x, y, z] + b[x, y] + c[x]",
-    reference=broadcast_add_reference,
-    rungs=(broadcast_add_strided, broadcast_add_coalesced, broadcast_add_long_rows),
+    reference=broadcast.broadcast_add_reference,
+    rungs=rungs_of(broadcast),
     inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, X, Y), uniform(rng, X)),
     shape=lambda X, Y, Z: (X, Y, Z),
-    awkward=tuple({"X": X, "Y": Y, "Z": Z} for X, Y, Z in
-                  ((1, 1, 1), (4, 4, 4), (5, 3, 7), (2, 9, 65), (37, 1, 3), (1, 6, 129), (13, 11, 17))),
+    awkward=sizes("X Y Z", (1, 1, 1), (4, 4, 4), (5, 3, 7), (2, 9, 65), (37, 1, 3), (1, 6, 129), (13, 11, 17)),
     tolerance=relative_to(lambda a, b, c: np.abs(a) + np.abs(b)[:, :, None] + np.abs(c)[:, None, None], roundings=2),
     by_row=(0, 1, 2),
     work=Work(

@@ -3,25 +3,18 @@ baselines of the rungs in labkit.kernels.elementwise."""
 
 import numpy as np
 
+from labkit.kernels import elementwise
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
-from labkit.kernels.elementwise import (
-    vector_add_four_loads,
-    vector_add_grid_stride,
-    vector_add_per_thread,
-    vector_add_reference,
-    volume_add_1d,
-    volume_add_3d,
-)
 from labkit.kernels.libraries import triton_vector_add
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import relative_to
 
 VECTOR_ADD = Op(
     "vector_add",
     title="Vector addition",
     formula="out[i] = a[i] + b[i]",
-    reference=vector_add_reference,
-    rungs=(vector_add_per_thread, vector_add_grid_stride, vector_add_four_loads),
+    reference=elementwise.vector_add_reference,
+    rungs=rungs_of(elementwise, "vector_add"),
     inputs=lambda rng, n: (uniform(rng, n), uniform(rng, n)),
     shape=lambda n: (n,),
     # 1,024 blocks of 256 threads are 262,144: the last size is larger than the grid-stride rung's grid.
@@ -43,12 +36,11 @@ VOLUME_ADD = Op(
     "volume_add",
     title="Addition of two volumes",
     formula="out[z, y, x] = a[z, y, x] + b[z, y, x]",
-    reference=vector_add_reference,
-    rungs=(volume_add_3d, volume_add_1d),
+    reference=elementwise.vector_add_reference,
+    rungs=rungs_of(elementwise, "volume_add"),
     inputs=lambda rng, nx, ny, nz: (uniform(rng, nz, ny, nx), uniform(rng, nz, ny, nx)),
     shape=lambda nx, ny, nz: (nz, ny, nx),
-    awkward=tuple({"nx": nx, "ny": ny, "nz": nz} for nx, ny, nz in
-                  ((1, 1, 1), (16, 8, 8), (17, 9, 11), (33, 1, 5), (1, 37, 3), (5, 7, 131))),
+    awkward=sizes("nx ny nz", (1, 1, 1), (16, 8, 8), (17, 9, 11), (33, 1, 5), (1, 37, 3), (5, 7, 131)),
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
     by_row=(0, 1),
     work=Work(

@@ -3,19 +3,11 @@ baselines of the rungs in labkit.kernels.embedding."""
 
 import numpy as np
 
+from labkit.kernels import embedding
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
-from labkit.kernels.embedding import (
-    embedding_reference,
-    embedding_strided,
-    embedding_vectorized,
-    embedding_whole_row,
-    token_embedding_reference,
-    token_embedding_strided,
-    token_embedding_vectorized,
-)
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 
 
 def _inputs(rng, T, C):
@@ -34,11 +26,11 @@ EMBEDDING = Op(
     "embedding",
     title="Token and position embedding",
     formula="out[t, col] = tokens[ids[t], col] + positions[start + t, col]",
-    reference=embedding_reference,
-    rungs=(embedding_whole_row, embedding_strided, embedding_vectorized),
+    reference=embedding.embedding_reference,
+    rungs=rungs_of(embedding, "embedding"),
     inputs=_inputs,
     shape=lambda T, C: (T, C),
-    awkward=tuple({"T": T, "C": C} for T, C in ((1, 1), (5, 13), (7, 256), (3, 1023), (2, 1028), (3, 2048), (2, 2051))),
+    awkward=sizes("T C", (1, 1), (5, 13), (7, 256), (3, 1023), (2, 1028), (3, 2048), (2, 2051)),
     tolerance=lambda ids, tokens, positions, start: np.zeros((len(ids), tokens.shape[1])),  # exact
     by_row=(),
     work=Work(
@@ -61,11 +53,11 @@ def _token_op(name: str, element: Element):
         name,
         title="Token embedding" + " in bfloat16" * (element == BFLOAT16),
         formula="out[t, col] = tokens[ids[t], col]",
-        reference=token_embedding_reference,
-        rungs=(token_embedding_strided, token_embedding_vectorized),
+        reference=embedding.token_embedding_reference,
+        rungs=rungs_of(embedding, "token_embedding"),
         inputs=lambda rng, T, C: (rng.integers(0, 97, T).astype(np.int32), cast(uniform(rng, 97, C))),
         shape=lambda T, C: (T, C),
-        awkward=tuple({"T": T, "C": C} for T, C in ((1, 1), (7, 264), (3, 1023))),
+        awkward=sizes("T C", (1, 1), (7, 264), (3, 1023)),
         tolerance=lambda ids, tokens: np.zeros((len(ids), tokens.shape[1])),  # exact
         by_row=(),
         work=Work(

@@ -1,8 +1,6 @@
 """embedding_layernorm and embedding_layernorm_half: inputs, sizes, tolerances, work and
 baselines of the rungs in labkit.kernels.embedding_sum."""
 
-import functools
-
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
@@ -18,7 +16,7 @@ from labkit.kernels.norm import half
 from labkit.kernels.norm.layernorm import make_layernorm_warp
 from labkit.kernels.norm.rows import EPSILON, QUADS, WHOLE
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, renamed, sizes, uniform
 from labkit.kernels.ops import layernorm_half
 from labkit.kernels.tolerance import EPS16, EPS32
 
@@ -71,17 +69,11 @@ def _torch(torch, ids, types, positions, words, places, kinds, weight, bias, out
 
 
 def _rungs(name: str, kernels: tuple, between=None, limit: str = "4,096"):
-    def make_rung(launch, suffix: str, kernel, idea: str, **options):
-        @functools.wraps(launch)
-        def launcher(*args, **kwargs):
-            launch(*args, **kwargs)
-
-        launcher.__name__ = launcher.__qualname__ = f"{name}_{suffix}"
-        return rung(kernel=kernel, idea=idea, sizes=f"rows of at most {limit} columns", **options)(launcher)
-
-    return (make_rung(embedding_then_layernorm, "two_launches", (embedding_sum_kernel, kernels[0]),
-                      "two launches: the sum through memory, then LayerNorm", tolerance=between),
-            make_rung(embedding_layernorm, "fused", kernels[1], "one launch: a warp a row, the sum stays in registers"))
+    columns = f"rows of at most {limit} columns"
+    return (renamed(embedding_then_layernorm, f"{name}_two_launches", kernel=(embedding_sum_kernel, kernels[0]),
+                    idea="two launches: the sum through memory, then LayerNorm", sizes=columns, tolerance=between),
+            renamed(embedding_layernorm, f"{name}_fused", kernel=kernels[1], sizes=columns,
+                    idea="one launch: a warp a row, the sum stays in registers"))
 
 
 NOTE = "three gathers, two additions, layer_norm"
@@ -90,7 +82,7 @@ FORMULA = "out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions
 SIZES = {
     "reference": embedding_layernorm_reference,
     "shape": lambda T, C: (T, C),
-    "awkward": tuple({"T": T, "C": C} for T, C in ((1, 1), (3, 13), (2, 269), (5, 384))),
+    "awkward": sizes("T C", (1, 1), (3, 13), (2, 269), (5, 384)),
     "by_row": (0, 1, 2),
 }  # fmt: skip
 

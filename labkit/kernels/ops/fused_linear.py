@@ -15,7 +15,7 @@ from labkit.kernels.linear.fused import (
     make_fused_pipelined,
     make_fused_tiled,
 )
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, named, rung, sizes, uniform
 from labkit.kernels.tolerance import EPS32
 
 
@@ -35,12 +35,12 @@ def residual_error(x, weights, bias, residual):
 
 def as_rung(launch, name: str, kernel, idea: str, gelu=False, residual=False, **options):
     """A launcher as an Op calls it: inputs, then out."""
+    @rung(kernel=kernel, idea=idea, **options)
+    @named(name, launch.__doc__)
     def bound(x, weights, bias, *args, stream=0):
         launch(x, weights, bias, args[-1], residual=args[0] if residual else None, gelu=gelu, stream=stream)
 
-    bound.__name__ = bound.__qualname__ = name
-    bound.__doc__ = launch.__doc__
-    return rung(kernel=kernel, idea=idea, **options)(bound)
+    return bound
 
 
 def rungs_for(name: str, gelu: bool | str, residual: bool) -> tuple:
@@ -60,8 +60,7 @@ def layer(rng, M, N, K):
     return uniform(rng, M, K), uniform(rng, K, N) / np.float32(np.sqrt(K)), uniform(rng, N)
 
 
-AWKWARD = tuple({"M": M, "N": N, "K": K} for M, N, K in
-                ((1, 1, 1), (37, 23, 19), (5, 40, 200), (129, 128, 16), (3, 256, 128)))
+AWKWARD = sizes("M N K", (1, 1, 1), (37, 23, 19), (5, 40, 200), (129, 128, 16), (3, 256, 128))
 
 
 def _op(name: str, title: str, formula: str, call, *, gelu=False, residual=False, tolerance=sum_error, timed_gpu,

@@ -2,17 +2,9 @@
 
 import numpy as np
 
+from labkit.kernels import gelu
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.gelu import (
-    gelu_erf_per_thread,
-    gelu_erf_reference,
-    gelu_erf_vectorized,
-    gelu_per_thread,
-    gelu_sigmoid_form,
-    gelu_tanh_reference,
-    gelu_vectorized,
-)
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, uniform
 from labkit.kernels.tolerance import relative_to
 
 # A rounding of u moves tanh(u) by at most 0.45 of it, erf by 0.5; tanh and erf are within two units; 1 + tanh rounds.
@@ -37,8 +29,8 @@ GELU = Op(
     "gelu",
     title="GELU, tanh form",
     formula="out = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
-    reference=gelu_tanh_reference,
-    rungs=(gelu_per_thread, gelu_vectorized, gelu_sigmoid_form),
+    reference=gelu.gelu_tanh_reference,
+    rungs=(gelu.gelu_per_thread, gelu.gelu_vectorized, gelu.gelu_sigmoid_form),
     baselines=(Baseline("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x, approximate="tanh")),),
     **SIZES,
 )
@@ -47,8 +39,8 @@ GELU_ERF = Op(
     "gelu_erf",
     title="GELU, exact",
     formula="out = x/2 * (1 + erf(x / sqrt(2)))",
-    reference=gelu_erf_reference,
-    rungs=(gelu_erf_per_thread, gelu_erf_vectorized),
+    reference=gelu.gelu_erf_reference,
+    rungs=rungs_of(gelu, "gelu_erf"),
     baselines=(Baseline("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x)),),
     **SIZES,
 )

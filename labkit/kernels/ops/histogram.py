@@ -2,21 +2,15 @@
 baselines of the rungs in labkit.kernels.histogram."""
 
 import ctypes
+import functools
 from pathlib import Path
 
 import numpy as np
 
+from labkit.kernels import histogram
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.histogram import (
-    histogram_copies,
-    histogram_global,
-    histogram_matched,
-    histogram_reference,
-    histogram_shared,
-    histogram_vectorized,
-)
 from labkit.kernels.libraries import nvcc
-from labkit.kernels.op import Op, Work
+from labkit.kernels.op import Op, Work, rungs_of, sizes
 
 
 def _values(rng, N, B, S, dtype):
@@ -67,8 +61,7 @@ def _histogram_of_edges(cupy, x, bins, out):
     return cupy.histogram(x, cupy.arange(bins + 1))[0]
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple({"N": N, "B": B, "S": S} for N, B, S in sizes)
+_sizes = functools.partial(sizes, "N B S")
 
 
 def _work(itemsize: int, bins: int) -> Work:
@@ -84,8 +77,8 @@ def _work(itemsize: int, bins: int) -> Work:
 
 SHARED = {
     "formula": "out[b] = how many elements of x equal b",
-    "reference": histogram_reference,
-    "rungs": (histogram_global, histogram_shared, histogram_copies, histogram_matched, histogram_vectorized),
+    "reference": histogram.histogram_reference,
+    "rungs": rungs_of(histogram),
     "shape": lambda N, B, S: (B,),
     "tolerance": lambda x, bins: np.zeros(bins),
     "by_row": (),
@@ -112,7 +105,7 @@ HISTOGRAM_INT32 = Op(
                    (2999, 12_289, 0)),
     work=_work(4, 1024),
     # bincount of CuPy and PyTorch refuses negative values. CuPy's histogram calls CUB; its last bin would hold B, too.
-    baselines=(Baseline("NumPy, on the host", "numpy", lambda np, x, bins, out: histogram_reference(x, bins)),
+    baselines=(Baseline("NumPy, on the host", "numpy", lambda np, x, bins, out: histogram.histogram_reference(x, bins)),
                Baseline("CuPy", "cupy", _histogram_of_edges, "histogram, by CUB"),
                Baseline("PyTorch", "torch", lambda torch, x, bins, out: torch.histc(x, bins, 0, bins - 1), "histc"),
                BY_CUB),

@@ -6,23 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.norm.layernorm import (
-    add_layernorm_fused,
-    add_layernorm_unfused,
-    layernorm_block_tree,
-    layernorm_naive,
-    layernorm_one_pass,
-    layernorm_persistent,
-    layernorm_reference,
-    layernorm_registers,
-    layernorm_warp_per_row,
-    layernorm_welford,
-    residual_layernorm_fused,
-    residual_layernorm_reference,
-    residual_layernorm_unfused,
-)
+from labkit.kernels.norm import layernorm
+from labkit.kernels.norm.layernorm import layernorm_reference, residual_layernorm_reference
 from labkit.kernels.norm.rows import EPSILON, tolerance
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import EPS32
 
 
@@ -39,11 +26,10 @@ LAYERNORM = Op(
     title="Layer normalisation",
     formula="out = (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row",
     reference=layernorm_reference,
-    rungs=(layernorm_naive, layernorm_block_tree, layernorm_one_pass, layernorm_welford, layernorm_warp_per_row,
-           layernorm_registers, layernorm_persistent),
+    rungs=rungs_of(layernorm, "layernorm"),
     inputs=_inputs,
     shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096))),
+    awkward=sizes("R C", (1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096)),
     tolerance=tolerance,
     by_row=(0,),
     work=Work(
@@ -59,7 +45,7 @@ LAYERNORM = Op(
 RESIDUAL = {
     "inputs": lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.75), uniform(rng, R, C), uniform(rng, C),
                                  uniform(rng, C)),
-    "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096))),
+    "awkward": sizes("R C", (1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096)),
 }  # fmt: skip
 
 WORK = Work(
@@ -91,7 +77,7 @@ RESIDUAL_LAYERNORM = Op(
     title="Residual addition and layer normalisation, the sum kept",
     formula="out[1] = x + residual; out[0] = layernorm(out[1])",
     reference=residual_layernorm_reference,
-    rungs=(residual_layernorm_unfused, residual_layernorm_fused),
+    rungs=rungs_of(layernorm, "residual_layernorm"),
     shape=lambda R, C: (2, R, C),
     tolerance=_residual_tolerance,
     by_row=(),
@@ -106,7 +92,7 @@ ADD_LAYERNORM = Op(
     title="Residual addition and layer normalisation",
     formula="out = layernorm(x + residual)",
     reference=lambda x, residual, weight, bias: layernorm_reference(x.astype(np.float64) + residual, weight, bias),
-    rungs=(add_layernorm_unfused, add_layernorm_fused),
+    rungs=rungs_of(layernorm, "add_layernorm"),
     shape=lambda R, C: (R, C),
     tolerance=lambda x, residual, weight, bias: tolerance(x + residual, weight, bias),
     by_row=(0, 1),

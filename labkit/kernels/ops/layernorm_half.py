@@ -4,18 +4,11 @@ baselines of the rungs in labkit.kernels.norm.half."""
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.norm import half
 from labkit.kernels.norm import layernorm as full
-from labkit.kernels.norm.half import (
-    add_layernorm_half_reference,
-    add_layernorm_half_singles,
-    add_layernorm_half_warp,
-    layernorm_half_reference,
-    layernorm_half_singles,
-    layernorm_half_warp,
-)
 from labkit.kernels.norm.layernorm import EPSILON
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.ops.layernorm import torch_add_layernorm, torch_layernorm
 from labkit.kernels.tolerance import EPS16
 
@@ -33,7 +26,7 @@ def tolerance(x, weight, bias, epsilon=EPSILON):
 
 SIZES = {
     "shape": lambda R, C: (R, C),
-    "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 13), (5, 384), (6, 768))),
+    "awkward": sizes("R C", (1, 1), (3, 13), (5, 384), (6, 768)),
     "dtype": np.float16,
 }  # fmt: skip
 
@@ -47,8 +40,8 @@ LAYERNORM_HALF = Op(
     "layernorm_half",
     title="Layer normalisation in float16",
     formula="out = (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row",
-    reference=layernorm_half_reference,
-    rungs=(layernorm_half_singles, layernorm_half_warp),
+    reference=half.layernorm_half_reference,
+    rungs=rungs_of(half, "layernorm_half"),
     inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, C)),
                               _half(uniform(rng, C))),
     tolerance=tolerance,
@@ -62,8 +55,8 @@ ADD_LAYERNORM_HALF = Op(
     "add_layernorm_half",
     title="Residual addition and layer normalisation in float16",
     formula="out = layernorm(x + residual)",
-    reference=add_layernorm_half_reference,
-    rungs=(add_layernorm_half_singles, add_layernorm_half_warp),
+    reference=half.add_layernorm_half_reference,
+    rungs=rungs_of(half, "add_layernorm_half"),
     inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, R, C)),
                               _half(uniform(rng, C)), _half(uniform(rng, C))),
     tolerance=lambda x, residual, weight, bias: tolerance(x + residual, weight, bias),

@@ -4,31 +4,10 @@ baselines of the rungs in labkit.kernels.linear.layers."""
 import numpy as np
 
 from labkit.kernels.baselines import Baseline, gelu_by_cublas, numpy_cupy_torch
-from labkit.kernels.linear.layers import (
-    linear_double_buffered,
-    linear_f16_accumulators,
-    linear_f32_naive,
-    linear_f32_tiled,
-    linear_gelu_fused,
-    linear_gelu_reference,
-    linear_gelu_tanh_fused,
-    linear_gelu_tanh_reference,
-    linear_gelu_tanh_unfused,
-    linear_gelu_tanh_wgmma,
-    linear_gelu_unfused,
-    linear_gelu_wgmma,
-    linear_naive,
-    linear_pipelined,
-    linear_reference,
-    linear_residual_fused,
-    linear_residual_reference,
-    linear_residual_unfused,
-    linear_tensor_core,
-    linear_tiled,
-)
+from labkit.kernels.linear import layers
 from labkit.kernels.matmul.half import random_float16
 from labkit.kernels.matmul.wgmma import linear_wgmma, linear_wgmma_specialised
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 
@@ -37,8 +16,7 @@ def sum_error(x, weights, bias):
     return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights).T + np.abs(bias))
 
 
-AWKWARD = tuple({"M": M, "N": N, "K": K} for M, N, K in
-                ((1, 1, 1), (37, 23, 19), (33, 17, 1), (1, 8, 8), (37, 24, 40), (65, 136, 72), (130, 264, 200)))
+AWKWARD = sizes("M N K", (1, 1, 1), (37, 23, 19), (33, 17, 1), (1, 8, 8), (37, 24, 40), (65, 136, 72), (130, 264, 200))
 
 WIDE = tuple({"M": 8192, "N": N, "K": K} for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384)))  # MiniLM's
 
@@ -85,9 +63,9 @@ LINEAR = _op(
     "linear",
     title="A float16 linear layer",
     formula="out = x @ weights.T + bias",
-    reference=linear_reference,
-    rungs=(linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_f16_accumulators,
-           linear_pipelined, linear_wgmma, linear_wgmma_specialised),
+    reference=layers.linear_reference,
+    rungs=(layers.linear_naive, layers.linear_tiled, layers.linear_tensor_core, layers.linear_double_buffered,
+           layers.linear_f16_accumulators, layers.linear_pipelined, linear_wgmma, linear_wgmma_specialised),
     tolerance=lambda x, weights, bias: (
         sum_error(x, weights, bias) + EPS16 * np.abs(x @ weights.T + bias) + SMALLEST16),
     timed_gpu=WIDE[0],
@@ -100,8 +78,8 @@ LINEAR_GELU = _op(
     "linear_gelu",
     title="A float16 linear layer and exact GELU",
     formula="out = gelu(x @ weights.T + bias), with erf",
-    reference=linear_gelu_reference,
-    rungs=(linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma),
+    reference=layers.linear_gelu_reference,
+    rungs=(layers.linear_gelu_unfused, layers.linear_gelu_fused, layers.linear_gelu_wgmma),
     tolerance=gelu_tolerance,
     timed_gpu=WIDE[2],
     baselines=(torch_gelu("none"),),
@@ -111,8 +89,8 @@ LINEAR_GELU_TANH = _op(
     "linear_gelu_tanh",
     title="A float16 linear layer and GELU in its tanh form",
     formula="out = gelu(x @ weights.T + bias), with tanh",
-    reference=linear_gelu_tanh_reference,
-    rungs=(linear_gelu_tanh_unfused, linear_gelu_tanh_fused, linear_gelu_tanh_wgmma),
+    reference=layers.linear_gelu_tanh_reference,
+    rungs=rungs_of(layers, "linear_gelu_tanh"),
     tolerance=gelu_tolerance,
     timed_gpu=WIDE[2],
     baselines=(torch_gelu("tanh"), gelu_by_cublas(lambda weights: weights.T)),
@@ -122,8 +100,8 @@ LINEAR_RESIDUAL = _op(
     "linear_residual",
     title="A float16 linear layer and a residual",
     formula="out = x @ weights.T + bias + residual",
-    reference=linear_residual_reference,
-    rungs=(linear_residual_unfused, linear_residual_fused),
+    reference=layers.linear_residual_reference,
+    rungs=rungs_of(layers, "linear_residual"),
     inputs=layer_and_residual,
     tolerance=lambda x, weights, bias, residual: (
         sum_error(x, weights, bias) + EPS16 * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST16),
@@ -138,11 +116,10 @@ LINEAR_F32 = _op(
     "linear_f32",
     title="A linear layer of float32",
     formula="out = x @ weights.T + bias",
-    reference=linear_reference,
-    rungs=(linear_f32_naive, linear_f32_tiled),
+    reference=layers.linear_reference,
+    rungs=rungs_of(layers, "linear_f32"),
     inputs=layer_f32,
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (1, 48, 65), (30, 48, 65), (100, 33, 64), (37, 23, 19), (33, 17, 1))),
+    awkward=sizes("M N K", (1, 1, 1), (1, 48, 65), (30, 48, 65), (100, 33, 64), (37, 23, 19), (33, 17, 1)),
     tolerance=sum_error,
     dtype=np.float32,
     timed_gpu={"M": 8192, "N": 1152, "K": 384},

@@ -5,15 +5,10 @@ import math
 
 import numpy as np
 
-from labkit.kernels.attention.linear_attention import (
-    _weights,
-    linear_attention_chunked,
-    linear_attention_quadratic,
-    linear_attention_reference,
-    linear_attention_running,
-)
+from labkit.kernels.attention import linear_attention
+from labkit.kernels.attention.linear_attention import _weights, linear_attention_reference
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, uniform
 from labkit.kernels.tolerance import EPS32
 
 
@@ -50,7 +45,7 @@ LINEAR_ATTENTION = Op(
     title="Linear attention, causal",
     formula="out[h, i] = sum over j <= i of (phi(q[h, i]) . phi(k[h, j])) v[h, j], over the sum of these weights",
     reference=linear_attention_reference,
-    rungs=(linear_attention_quadratic, linear_attention_running, linear_attention_chunked),
+    rungs=rungs_of(linear_attention),
     inputs=lambda rng, H, N, D: tuple(2 * uniform(rng, H, N, D) for _ in range(3)),
     shape=lambda H, N, D: (H, N, D),
     awkward=({"H": 1, "N": 1, "D": 64}, {"H": 2, "N": 33, "D": 64}, {"H": 3, "N": 100, "D": 64}),

@@ -1,42 +1,24 @@
 """streamed_linear, linear_bf16, linear_swiglu and lm_head: inputs, sizes, tolerances, work and
 baselines of the rungs in labkit.kernels.linear.bf16."""
 
+import functools
+
 import numpy as np
 
+from labkit.kernels import op
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.linear import bf16, streamed
 from labkit.kernels.linear.bf16 import (
     arrange_gate_up,
     gate_and_up,
-    linear_bf16_left,
-    linear_bf16_picked,
-    linear_bf16_pipelined,
     linear_bf16_reference,
-    linear_bf16_wgmma,
-    linear_swiglu_left,
-    linear_swiglu_picked,
     linear_swiglu_reference,
-    linear_swiglu_streamed,
-    linear_swiglu_wgmma,
-    lm_head_left,
-    lm_head_picked,
-    lm_head_streamed,
-    lm_head_wgmma,
     silu,
-    sizes,
 )
-from labkit.kernels.linear.streamed import (
-    GROUP,
-    streamed_several,
-    streamed_tensor_cores,
-    streamed_thread,
-    streamed_warp,
-    streamed_wide,
-)
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.tolerance import EPS32
-
-EPS_BF16 = 2.0**-7  # twice the largest relative error of a rounding to bfloat16
+from labkit.kernels.linear.streamed import GROUP
+from labkit.kernels.op import Op, Work, rungs_of, uniform
+from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
 def layer(rng, M, N, K):
@@ -69,6 +51,9 @@ def swiglu_tolerance(x, gate_up):
     return product + EPS_BF16 * np.abs(silu(gate) * up)
 
 
+sizes = functools.partial(op.sizes, "M N K")
+
+
 def of_llama(M: int) -> tuple:
     """The layers of Llama 3.2 1B: queries, keys and values together; the output of attention; gate and up; down."""
     return sizes((M, 3072, 2048), (M, 2048, 2048), (M, 16384, 2048), (M, 2048, 8192))
@@ -93,7 +78,7 @@ def _op(name, *, formula="out = x @ weight.T", reference=linear_bf16_reference, 
 STREAMED_LINEAR = _op(
     "streamed_linear",
     title="A bfloat16 linear layer of few rows",
-    rungs=(streamed_thread, streamed_warp, streamed_wide, streamed_several, streamed_tensor_cores),
+    rungs=rungs_of(streamed),
     awkward=sizes((1, 3, 260), (2, 17, 264), (1, 40, 2056), (17, 19, 136), (33, 5, 8)),
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 1, "N": 2048, "K": 8192},
               timed_cpu={"M": 1, "N": 256, "K": 256}, also_gpu=(*of_llama(1)[:3], *of_llama(8), *of_llama(16)),
@@ -103,7 +88,7 @@ STREAMED_LINEAR = _op(
 LINEAR_BF16 = _op(
     "linear_bf16",
     title="A bfloat16 linear layer",
-    rungs=(linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_left, linear_bf16_picked),
+    rungs=rungs_of(bf16, "linear_bf16"),
     awkward=sizes((1, 3, 260), (1, 8, 8), (37, 24, 40), (130, 136, 72)),
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 4096, "N": 4096, "K": 4096},
               timed_cpu={"M": 64, "N": 64, "K": 64}, unit="TFLOP/s",
@@ -115,7 +100,7 @@ LINEAR_SWIGLU = _op(
     title="Two bfloat16 linear layers and SwiGLU",
     formula="out = silu(x @ gate.T) * (x @ up.T)",
     reference=linear_swiglu_reference,
-    rungs=(linear_swiglu_streamed, linear_swiglu_wgmma, linear_swiglu_left, linear_swiglu_picked),
+    rungs=rungs_of(bf16, "linear_swiglu"),
     inputs=layer_of_two,
     awkward=sizes((1, 8, 260), (1, 8, 8), (17, 24, 264), (130, 136, 72)),
     tolerance=swiglu_tolerance,
@@ -137,7 +122,7 @@ LM_HEAD = _op(
     "lm_head",
     title="The last layer of a Llama: a logit for each token of the vocabulary",
     formula="out = x @ weight.T, bfloat16 in, float32 out",
-    rungs=(lm_head_streamed, lm_head_wgmma, lm_head_left, lm_head_picked),
+    rungs=rungs_of(bf16, "lm_head"),
     awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),
     tolerance=sum_error,
     dtype=np.float32,

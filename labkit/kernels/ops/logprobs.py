@@ -2,17 +2,10 @@
 
 import numpy as np
 
+from labkit.kernels import logprobs
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.logprobs import (
-    COLUMNS,
-    MOST,
-    RANK,
-    TOKENS,
-    logprobs_passes,
-    logprobs_reference,
-    logprobs_split,
-)
-from labkit.kernels.op import Op, Work
+from labkit.kernels.logprobs import COLUMNS, MOST, RANK, TOKENS, logprobs_reference
+from labkit.kernels.op import Op, Work, rungs_of, sizes
 from labkit.kernels.tolerance import EPS32
 
 
@@ -71,10 +64,10 @@ LOGPROBS = Op(
     title="Logprobs of a token and of the k most likely ones",
     formula="x - log(sum of exp(x)) of the row's token and of its k largest logits, and the token's rank",
     reference=logprobs_reference,
-    rungs=(logprobs_passes, logprobs_split),
+    rungs=rungs_of(logprobs),
     inputs=any_rows,
     shape=lambda R, V: (R, COLUMNS),
-    awkward=tuple({"R": R, "V": V} for R, V in ((1, 1), (8, 2), (16, 19), (16, 33), (9, 516), (8, 4099), (8, 8196))),
+    awkward=sizes("R V", (1, 1), (8, 2), (16, 19), (16, 33), (9, 516), (8, 4099), (8, 8196)),
     tolerance=_tolerance,
     by_row=(0, 1, 2),
     work=Work(

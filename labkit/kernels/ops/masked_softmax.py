@@ -3,47 +3,34 @@ baselines of the rungs in labkit.kernels.softmax.masked."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.softmax.masked import (
-    SCALE,
-    _masked,
-    masked_softmax_bounded,
-    masked_softmax_reference,
-    masked_softmax_single_read,
-    masked_softmax_three_read,
-    masked_softmax_unfused,
-    masks,
-    unfused_by_library,
-)
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
+from labkit.kernels.softmax import masked
 from labkit.kernels.tolerance import EPS32
 
-LAUNCHERS = (masked_softmax_unfused, masked_softmax_three_read, masked_softmax_bounded, masked_softmax_single_read)
+LAUNCHERS = rungs_of(masked)
 
 
 def _bound(launch, prefix: str, causal: bool, padded: bool):
-    """The launcher with its mask chosen, called as an Op calls it: inputs, then out."""
+    """The launcher with its mask chosen."""
     if padded:
         def bound(scores, lengths, out, stream=0):
             launch(scores, out, lengths, causal=causal, stream=stream)
     else:
         def bound(scores, out, stream=0):
             launch(scores, out, causal=causal, stream=stream)
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("masked_softmax", prefix)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound)
+    return launch.called(launch.__name__.replace("masked_softmax", prefix), bound)
 
 
 def _tolerance(causal: bool):
     def tolerance(scores, lengths=None):
         """As in softmax, with one rounding more: that of scale * x, eps/2 of its own size."""
         lengths = None if lengths is None else lengths.astype(np.int64)
-        expected = masked_softmax_reference(scores, lengths, causal=causal)
-        x = scores * SCALE
+        expected = masked.masked_softmax_reference(scores, lengths, causal=causal)
+        x = scores * masked.SCALE
         exponents = x.max(axis=-1, keepdims=True) - x
         roundings = 6 + exponents + 2 * np.abs(x).max(axis=-1, keepdims=True) + np.sqrt(x.shape[-1])
         return EPS32 * roundings * expected + float(np.finfo(np.float32).tiny)
@@ -55,9 +42,9 @@ def _without_a_mask(causal: bool):
     """The same for torch.compile, whose kernel compares indices instead of reading a mask."""
     def call(torch, scores, *lengths_and_out):
         *lengths, _ = lengths_and_out
-        x = scores * SCALE
+        x = scores * masked.SCALE
         if causal or lengths:
-            x = torch.where(_masked(torch, scores, causal, *lengths), -math.inf, x)
+            x = torch.where(masked._masked(torch, scores, causal, *lengths), -math.inf, x)
         return torch.softmax(x, dim=-1)
 
     return call
@@ -80,13 +67,12 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
         f"masked_softmax_{name}",
         title=title,
         formula=formula,
-        reference=functools.partial(masked_softmax_reference, causal=causal),
+        reference=functools.partial(masked.masked_softmax_reference, causal=causal),
         rungs=tuple(_bound(launch, name, causal, padded) for launch in LAUNCHERS),
         inputs=(lambda rng, B, S: (_scores(rng, B, S), _lengths(rng, B, S))) if padded
         else (lambda rng, B, S: (_scores(rng, B, S),)),
         shape=lambda B, S: (B, S, S),
-        awkward=tuple({"B": B, "S": S} for B, S in
-                      ((1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030))),
+        awkward=sizes("B S", (1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030)),
         tolerance=_tolerance(causal),
         by_row=(0, 1) if padded else (0,),
         work=Work(
@@ -97,9 +83,9 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
             timed_cpu={"B": 1, "S": 256},
             also_gpu=({"B": 1, "S": 512}, {"B": 1, "S": 1024}),
         ),
-        baselines=(*numpy_cupy_torch(unfused_by_library(causal),
-                                     note="scale, mask, softmax" if half else "scale, softmax", prepare=masks(causal),
-                                     compile=False),
+        baselines=(*numpy_cupy_torch(masked.unfused_by_library(causal),
+                                     note="scale, mask, softmax" if half else "scale, softmax",
+                                     prepare=masked.masks(causal), compile=False),
                    Baseline("PyTorch", "torch", _without_a_mask(causal), eager=False)),
     )
 

@@ -4,17 +4,21 @@ import numpy as np
 
 from labkit.kernels.baselines import numpy_cupy_torch
 from labkit.kernels.matmul.float32 import (
+    matmul_async_copies,
     matmul_coalesced,
     matmul_double_buffered,
     matmul_naive,
     matmul_pipelined,
+    matmul_reads_ahead,
     matmul_reference,
     matmul_register_blocked,
     matmul_register_blocked_4,
     matmul_register_blocked_16,
     matmul_tiled,
     matmul_tiled_32,
+    matmul_tiled_grouped,
     matmul_vectorized,
+    matmul_warp_tiles,
 )
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.tolerance import dot_products
@@ -24,9 +28,9 @@ MATMUL = Op(
     title="Matrix multiplication",
     formula="out[row, col] = sum over k of a[row, k] * b[k, col]",
     reference=matmul_reference,
-    rungs=(matmul_naive, matmul_coalesced, matmul_tiled, matmul_tiled_32, matmul_register_blocked_4,
-           matmul_register_blocked, matmul_register_blocked_16, matmul_vectorized, matmul_double_buffered,
-           matmul_pipelined),
+    rungs=(matmul_naive, matmul_coalesced, matmul_tiled, matmul_tiled_grouped, matmul_tiled_32,
+           matmul_register_blocked_4, matmul_register_blocked, matmul_register_blocked_16, matmul_vectorized,
+           matmul_double_buffered, matmul_async_copies, matmul_warp_tiles, matmul_reads_ahead, matmul_pipelined),
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in

@@ -6,19 +6,10 @@ import math
 
 import numpy as np
 
-from labkit.kernels.attention.one_query import (
-    SIZES,
-    Parts,
-    _attended,
-    _reference,
-    make_one_query,
-    one_query,
-    one_row_attended,
-    splits_of,
-)
+from labkit.kernels.attention import one_query
 from labkit.kernels.attention.three_pass import attention_weights, split_heads
 from labkit.kernels.linear.one_row import JOIN, RESIDUAL, make_one_row, plan
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, rung, sizes, uniform
 from labkit.kernels.ops.one_row import layer, sum_error, torch_baseline
 from labkit.kernels.tolerance import EPS32
 
@@ -38,7 +29,7 @@ def attended_error(q, heads, cache, start):
 
 
 def _tolerance(q, cache, start, heads, weights, bias, residual):
-    attended, error = _attended(q, heads, cache, start), attended_error(q, heads, cache, start)
+    attended, error = one_query._attended(q, heads, cache, start), attended_error(q, heads, cache, start)
     return sum_error(attended, weights, bias) + np.sqrt(error**2 @ weights**2) + 2 * EPS32 * np.abs(residual)
 
 
@@ -52,7 +43,7 @@ def _torch(torch, q, cache, start, heads, weights, bias, residual, out):
 
 
 UNUSED = 2  # rows of the cache that are not in use
-parts_for = functools.cache(Parts)
+parts_for = functools.cache(one_query.Parts)
 
 
 def _op(half: bool):
@@ -64,25 +55,25 @@ def _op(half: bool):
         return ((2 * uniform(rng, 1, H * D)).astype(stored), cache.astype(stored), np.array([before], np.int32), H,
                 *layer(rng, H * D, H * D, stored), uniform(rng, 1, H * D))
 
-    @rung(kernel=(make_one_query(half, 64, splits_of(12), False),
+    @rung(kernel=(one_query.make_one_query(half, 64, one_query.splits_of(12), False),
                   make_one_row(half, JOIN, RESIDUAL, 768, *plan(768, 768, half), False, heads=12,
-                               splits=splits_of(12))),
-          idea="two launches: heads and shares of the keys; the product, which joins them", sizes=SIZES)
+                               splits=one_query.splits_of(12))),
+          idea="two launches: heads and shares of the keys; the product, which joins them", sizes=one_query.SIZES)
     def row_attended(q, cache, start, heads, weights, bias, residual, out, stream=0):
         """Every block of the product merges the splits of each head again, while its weights are in flight."""
         parts = parts_for(heads, q.shape[1] // heads)
-        one_query(q, cache, start, heads, parts, stream=stream)
-        one_row_attended(parts, heads, weights, bias, residual, out, stream=stream)
+        one_query.one_query(q, cache, start, heads, parts, stream=stream)
+        one_query.one_row_attended(parts, heads, weights, bias, residual, out, stream=stream)
 
     return Op(
         "one_row_attended" + "_half" * half,
         title="One row: attention, linear layer and residual" + ", float16 parameters" * half,
         formula="out = attention(q, cache) @ weights + bias + residual",
-        reference=_reference,
+        reference=one_query._reference,
         rungs=(row_attended,),
         inputs=inputs,
         shape=lambda H, D, before: (1, H * D),
-        awkward=tuple({"H": H, "D": D, "before": before} for H, D, before in ((3, 16, 0), (2, 64, 1030), (12, 8, 300))),
+        awkward=sizes("H D before", (3, 16, 0), (2, 64, 1030), (12, 8, 300)),
         tolerance=_tolerance,
         by_row=(),
         work=Work(flops=lambda H, D, before: 4 * (before + 1) * H * D + 2 * H * D * H * D,

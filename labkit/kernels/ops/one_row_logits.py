@@ -10,7 +10,7 @@ from labkit.kernels.linear.next_token import SIZES, _reference, blocks_of, make_
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import EPSILON
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, rung, sizes, uniform
 from labkit.kernels.ops.one_row import norm_row, sum_error, torch_baseline
 
 
@@ -48,7 +48,7 @@ def _op(half: bool):
         rungs=(row_logits_of_warps,),
         inputs=lambda rng, K, V: (*norm_row(rng, K, stored), (uniform(rng, V, K) / np.float32(4)).astype(stored)),
         shape=lambda K, V: (1, V),
-        awkward=tuple({"K": K, "V": V} for K, V in ((48, 97), (776, 131))),
+        awkward=sizes("K V", (48, 97), (776, 131)),
         tolerance=_tolerance,
         by_row=(),
         work=Work(flops=lambda K, V: 2 * K * V, bytes=lambda K, V: size * K * V + 4 * V,

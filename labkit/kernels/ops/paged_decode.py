@@ -3,30 +3,20 @@ baselines of the rungs in labkit.kernels.attention.paged."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
-from labkit.kernels.attention.paged import (
-    paged_decode_mma,
-    paged_decode_naive,
-    paged_decode_one_block,
-    paged_decode_reference,
-    paged_decode_split,
-)
+from labkit.kernels.attention import paged
+from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.baselines import unfused_attention
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
+from labkit.kernels.ops.attention_sentences import falling_lengths
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
 
-def _contexts(B: int, S: int, shortest: int) -> np.ndarray:
-    """From S down to `shortest`, in equal steps."""
-    return np.linspace(S, shortest, B).round().astype(np.int32)
-
-
 def _inputs(rng, B, S, shortest, H, KV, D, dtype=np.float32):
-    lengths = _contexts(B, S, shortest)
+    lengths = falling_lengths(B, S, shortest)
     keys, values, page_table = paged_inputs(rng, lengths, KV, D, dtype)
     q = 2 * uniform(rng, B, H, D)
     return bfloat16_of(q) if dtype == np.uint16 else q, keys, values, page_table, lengths, 1 / math.sqrt(D)
@@ -58,18 +48,14 @@ def grouped(q, keys):
     return q.view(len(q), keys.shape[1], -1, q.shape[2])
 
 
-def _bound(launch, op: str, **overrides):
-    """The launcher as an Op calls it: inputs, then out."""
+def _bound(launch, op: str):
     def bound(q, keys, values, page_table, lengths, scale, out, stream=0):
         launch(q, keys, values, page_table, lengths, out, scale, stream=stream)
 
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_decode", op)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **overrides)
+    return launch.called(launch.__name__.replace("paged_decode", op), bound)
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "H", "KV", "D"), size, strict=True)) for size in sizes)
+_sizes = functools.partial(sizes, "B S shortest H KV D")
 
 
 def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
@@ -87,9 +73,9 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
         tolerance=functools.partial(tolerance_decode, bf16=bf16),
         by_row=(0, 3, 4), dtype=dtype,
         work=Work(
-            flops=lambda B, S, shortest, H, KV, D: 4 * int(_contexts(B, S, shortest).sum()) * H * D,
+            flops=lambda B, S, shortest, H, KV, D: 4 * int(falling_lengths(B, S, shortest).sum()) * H * D,
             bytes=lambda B, S, shortest, H, KV, D: 2 * np.dtype(dtype).itemsize * D * (
-                int(_contexts(B, S, shortest).sum()) * KV + B * H),
+                int(falling_lengths(B, S, shortest).sum()) * KV + B * H),
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 100, 100, 4, 2, 32))[0],
             peak="f16" if bf16 else "fp32",
         ),
@@ -100,10 +86,10 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
 
 PAGED_DECODE = _op(
     "paged_decode", "Attention of one token over a paged cache",
-    (paged_decode_naive, paged_decode_one_block, paged_decode_split),
+    rungs_of(paged)[:3],  # the fourth is of bfloat16 alone
     ((1, 1, 1, 1, 1, 32), (3, 33, 0, 6, 2, 80), (4, 300, 15, 4, 4, 64)), np.float32)
 
 PAGED_DECODE_BF16 = _op(
     "paged_decode_bf16", "Attention of one token over a paged cache, in bfloat16",
-    (paged_decode_naive, paged_decode_one_block, paged_decode_split, paged_decode_mma),
+    rungs_of(paged),
     ((1, 1, 1, 1, 1, 32), (3, 33, 0, 14, 2, 64), (4, 300, 15, 4, 4, 64)), np.uint16)

@@ -3,7 +3,6 @@ baselines of the rungs in labkit.kernels.attention.paged_prefill."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,18 +13,13 @@ from labkit.kernels.attention.paged_prefill import (
     paged_prefill_reference,
 )
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.ops.attention_sentences import begins_of
+from labkit.kernels.op import Op, Work, sizes, uniform
+from labkit.kernels.ops.attention_sentences import begins_of, falling_lengths
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
 
-def _lengths(B: int, S: int, shortest: int) -> np.ndarray:
-    """From S down to `shortest`, in equal steps."""
-    return np.linspace(S, shortest, B).round().astype(np.int32)
-
-
 def _inputs(rng, B, S, shortest, before, H, KV, D, dtype=np.float32):
-    lengths = _lengths(B, S, shortest)
+    lengths = falling_lengths(B, S, shortest)
     contexts = (lengths + before).astype(np.int32)
     keys, values, page_table = paged_inputs(rng, contexts, KV, D, dtype)
     q = 2 * uniform(rng, int(lengths.sum()), H, D)
@@ -60,22 +54,18 @@ def sdpa_on_contiguous(torch, queries, keys, values, scale, out):
 
 
 def _bound(launch, op: str):
-    """The launcher as an Op calls it: inputs, then out."""
     def bound(q, keys, values, page_table, begins, lengths, contexts, scale, longest, out, stream=0):
         launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)
 
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_prefill", op)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound)
+    return launch.called(launch.__name__.replace("paged_prefill", op), bound)
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "before", "H", "KV", "D"), size, strict=True)) for size in sizes)
+_sizes = functools.partial(sizes, "B S shortest before H KV D")
 
 
 def _pairs(B: int, S: int, shortest: int, before: int) -> int:
     """Number of pairs of a query and a visible key."""
-    lengths = _lengths(B, S, shortest).astype(np.int64)
+    lengths = falling_lengths(B, S, shortest).astype(np.int64)
     return int((lengths * before + lengths * (lengths + 1) // 2).sum())
 
 
@@ -87,14 +77,14 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
         formula="out[t, h] = sum over the tokens j <= t of t's sequence of softmax_j(q[t, h] . k[j, h // (H // K)] * "
                 "scale) * v[j, h // (H // K)]",
         inputs=functools.partial(_inputs, dtype=dtype),
-        shape=lambda B, S, shortest, before, H, KV, D: (int(_lengths(B, S, shortest).sum()), H, D),
+        shape=lambda B, S, shortest, before, H, KV, D: (int(falling_lengths(B, S, shortest).sum()), H, D),
         awkward=_sizes(*awkward),
         tolerance=functools.partial(tolerance_prefill, bf16=bf16),
         by_row=(), dtype=dtype,
         work=Work(
             flops=lambda B, S, shortest, before, H, KV, D: 4 * _pairs(B, S, shortest, before) * H * D,
             bytes=lambda B, S, shortest, before, H, KV, D: 2 * np.dtype(dtype).itemsize * D * (
-                int(_lengths(B, S, shortest).sum()) * (H + KV) + B * before * KV),
+                int(falling_lengths(B, S, shortest).sum()) * (H + KV) + B * before * KV),
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 17, 17, 0, 4, 2, 32))[0], unit="TFLOP/s",
             peak="f16" if bf16 else "fp32",
         ),

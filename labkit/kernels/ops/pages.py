@@ -9,9 +9,7 @@ from labkit.kernels.attention.pages import PAGE, cache_shape, page_table_of, pag
 from labkit.kernels.baselines import Baseline, sdpa
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
-
-EPS_BF16 = 2.0**-7  # the gap between 1 and the next bfloat16
+from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
 def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, dtype) -> tuple:

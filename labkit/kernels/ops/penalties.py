@@ -3,7 +3,7 @@
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work
+from labkit.kernels.op import Op, Work, sizes
 from labkit.kernels.penalties import IN_PROMPT, penalise, penalise_reference
 from labkit.kernels.tolerance import EPS32
 
@@ -51,7 +51,7 @@ PENALISE = Op(
     rungs=(penalise,),
     inputs=seen_tokens,
     shape=lambda R, V: (R, V),
-    awkward=tuple({"R": R, "V": V} for R, V in ((1, 1), (3, 33), (5, 257), (2, 4099))),
+    awkward=sizes("R V", (1, 1), (3, 33), (5, 257), (2, 4099)),
     tolerance=_tolerance,
     by_row=(),
     work=Work(

@@ -1,28 +1,11 @@
 """The operations of labkit.kernels.pooling: inputs, sizes, tolerances, work and baselines."""
 
-import functools
-
 import numpy as np
 
+from labkit.kernels import pooling
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.norm.rows import QUADS, WHOLE
-from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.pooling import (
-    LEAST,
-    QUADS_OF,
-    l2_normalize_naive,
-    l2_normalize_reference,
-    l2_normalize_warp,
-    l2_normalize_warp_kernel,
-    make_mean_pool,
-    mean_pool_columns,
-    mean_pool_columns_kernel,
-    mean_pool_normalized_fused,
-    mean_pool_normalized_reference,
-    mean_pool_reference,
-    mean_pool_then_normalize,
-    mean_pool_warps,
-)
+from labkit.kernels.op import Op, Work, renamed, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import EPS32
 
 
@@ -39,19 +22,19 @@ def _half_inputs(rng, B, T, C):
 
 def mean_tolerance(x, begins, lengths):
     """A sum of L terms, as for dot products; the reciprocal and the product round twice more."""
-    magnitude = mean_pool_reference(np.abs(x), begins, lengths)
+    magnitude = pooling.mean_pool_reference(np.abs(x), begins, lengths)
     return EPS32 * (2 * np.sqrt(np.maximum(lengths, 1))[:, None] + 2) * magnitude
 
 
 def l2_tolerance(x):
     """A sum of C squares, all of them positive, its root's reciprocal (two units) and a product."""
-    return EPS32 * (np.sqrt(x.shape[1]) + 4) * np.abs(l2_normalize_reference(x))
+    return EPS32 * (np.sqrt(x.shape[1]) + 4) * np.abs(pooling.l2_normalize_reference(x))
 
 
 def normalized_tolerance(x, begins, lengths):
     """The mean's error, divided as the mean is; it also changes the length by which all elements are divided."""
-    mean, error = mean_pool_reference(x, begins, lengths), mean_tolerance(x, begins, lengths)
-    norm = np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), LEAST)
+    mean, error = pooling.mean_pool_reference(x, begins, lengths), mean_tolerance(x, begins, lengths)
+    norm = np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), pooling.LEAST)
     return (error + np.abs(mean) * np.linalg.norm(error, axis=1, keepdims=True) / norm) / norm + l2_tolerance(mean)
 
 
@@ -69,39 +52,30 @@ def _torch_mean_normalized(torch, x, begins, lengths, out):
     return torch.nn.functional.normalize(_torch_mean(torch, x, begins, lengths, out), dim=1)
 
 
-def _as_rung(launch, name: str, kernel, idea: str, sizes: str = ""):
-    @functools.wraps(launch)
-    def launcher(*args, **kwargs):
-        launch(*args, **kwargs)
-
-    launcher.__name__ = launcher.__qualname__ = name
-    return rung(kernel=kernel, idea=idea, sizes=sizes)(launcher)
-
-
 def _op(name: str, is_half: bool, normalize: bool):
-    block = make_mean_pool(2, QUADS, True, normalize) if is_half else make_mean_pool(3, WHOLE, False, normalize)
-    plain = make_mean_pool(2, QUADS, True, False) if is_half else make_mean_pool(3, WHOLE, False, False)
-    limit = f"rows of at most {max(QUADS_OF):,} columns"
+    form = (2, QUADS, True) if is_half else (3, WHOLE, False)
+    block, plain = pooling.make_mean_pool(*form, normalize), pooling.make_mean_pool(*form, False)
+    limit = f"rows of at most {max(pooling.QUADS_OF):,} columns"
     if normalize:
-        rungs = (_as_rung(mean_pool_then_normalize, f"{name}_two_launches", (plain, l2_normalize_warp_kernel),
-                          "two launches: the mean through memory, then its length"),
-                 _as_rung(mean_pool_normalized_fused, f"{name}_fused", block,
-                          "one launch: the mean is normalised where it was made", limit))
+        rungs = (renamed(pooling.mean_pool_then_normalize, f"{name}_two_launches",
+                         kernel=(plain, pooling.l2_normalize_warp_kernel),
+                         idea="two launches: the mean through memory, then its length"),
+                 renamed(pooling.mean_pool_normalized_fused, f"{name}_fused", kernel=block, sizes=limit,
+                         idea="one launch: the mean is normalised where it was made"))
     else:
-        rungs = (_as_rung(mean_pool_columns, f"{name}_columns", mean_pool_columns_kernel,
-                          "one thread a column, row after row"),
-                 _as_rung(mean_pool_warps, f"{name}_warps", block, "one block a sentence, eight warps share its rows",
-                          limit))
+        rungs = (renamed(pooling.mean_pool_columns, f"{name}_columns", kernel=pooling.mean_pool_columns_kernel,
+                         idea="one thread a column, row after row"),
+                 renamed(pooling.mean_pool_warps, f"{name}_warps", kernel=block, sizes=limit,
+                         idea="one block a sentence, eight warps share its rows"))
     return Op(
         name,
         title="The mean of each sentence's rows" + ", scaled to length 1" * normalize + ", from float16" * is_half,
         formula="out[b] = mean(x[begins[b] : begins[b] + lengths[b]])" + ", divided by its length" * normalize,
-        reference=mean_pool_normalized_reference if normalize else mean_pool_reference,
+        reference=pooling.mean_pool_normalized_reference if normalize else pooling.mean_pool_reference,
         rungs=rungs,
         inputs=_half_inputs if is_half else _inputs,
         shape=lambda B, T, C: (B, C),
-        awkward=tuple({"B": B, "T": T, "C": C} for B, T, C in
-                      ((1, 1, 1), (5, 3, 13), (3, 130, 269), (2, 61, 384))),
+        awkward=sizes("B T C", (1, 1, 1), (5, 3, 13), (3, 130, 269), (2, 61, 384)),
         tolerance=normalized_tolerance if normalize else mean_tolerance,
         by_row=(1, 2),
         work=Work(
@@ -132,11 +106,11 @@ L2_NORMALIZE = Op(
     "l2_normalize",
     title="Rows scaled to length 1",
     formula="out = x / sqrt(sum of squares), for each row",
-    reference=l2_normalize_reference,
-    rungs=(l2_normalize_naive, l2_normalize_warp),
+    reference=pooling.l2_normalize_reference,
+    rungs=rungs_of(pooling),
     inputs=_rows,
     shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 384), (2, 1031))),
+    awkward=sizes("R C", (1, 1), (3, 5), (9, 384), (2, 1031)),
     tolerance=l2_tolerance,
     by_row=(0,),
     work=Work(

@@ -4,29 +4,21 @@ baselines of the rungs in labkit.kernels.linear.projection."""
 import numpy as np
 
 from labkit.kernels.baselines import numpy_cupy_torch
-from labkit.kernels.linear.projection import (
-    logits_naive,
-    logits_reference,
-    logits_warp,
-    projection_few_rows,
-    projection_naive,
-    projection_reference,
-    projection_unfused,
-)
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.linear import projection
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import dot_products
 
-SHAPES = ((1, 1, 1), (1, 65, 33), (5, 1, 31), (7, 48, 144), (37, 23, 19), (33, 130, 70), (128, 128, 80))
+SHAPES = sizes("M N K", (1, 1, 1), (1, 65, 33), (5, 1, 31), (7, 48, 144), (37, 23, 19), (33, 130, 70), (128, 128, 80))
 
 PROJECTION = Op(
     "projection",
     title="A linear layer with weights (in, out)",
     formula="out = x @ weights + bias",
-    reference=projection_reference,
-    rungs=(projection_naive, projection_few_rows, projection_unfused),
+    reference=projection.projection_reference,
+    rungs=rungs_of(projection, "projection"),
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N), uniform(rng, N)),
     shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in SHAPES),
+    awkward=SHAPES,
     tolerance=dot_products(lambda x, weights, bias: np.abs(x) @ np.abs(weights) + np.abs(bias),
                            length=lambda x, weights, bias: x.shape[1] + 1),
     by_row=(0,),
@@ -45,11 +37,11 @@ LOGITS = Op(
     "logits",
     title="Logits: how well each token of the vocabulary fits",
     formula="out = x @ table.T",
-    reference=logits_reference,
-    rungs=(logits_naive, logits_warp),
+    reference=projection.logits_reference,
+    rungs=rungs_of(projection, "logits"),
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
     shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in SHAPES),
+    awkward=SHAPES,
     tolerance=dot_products(lambda x, table: np.abs(x) @ np.abs(table).T, length=lambda x, table: x.shape[1]),
     by_row=(0,),
     work=Work(

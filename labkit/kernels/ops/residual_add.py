@@ -2,19 +2,19 @@
 
 import numpy as np
 
+from labkit.kernels import residual_add
 from labkit.kernels.baselines import numpy_cupy_torch
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.residual_add import residual_add_per_thread, residual_add_reference, residual_add_vectorized
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 
 RESIDUAL_ADD = Op(
     "residual_add",
     title="Residual addition",
     formula="out[row, col] = x[row, col] + residual[row, col]",
-    reference=residual_add_reference,
-    rungs=(residual_add_per_thread, residual_add_vectorized),
+    reference=residual_add.residual_add_reference,
+    rungs=rungs_of(residual_add),
     inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, R, C)),
     shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (1, 3), (5, 13), (16, 64), (33, 131))),
+    awkward=sizes("R C", (1, 1), (1, 3), (5, 13), (16, 64), (33, 131)),
     tolerance=lambda x, residual: np.zeros(x.shape),  # exact
     by_row=(0, 1),
     work=Work(

@@ -8,18 +8,9 @@ import numpy as np
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
-from labkit.kernels.norm.rmsnorm import (
-    EPS,
-    add_rmsnorm_fused,
-    add_rmsnorm_reference,
-    add_rmsnorm_unfused,
-    rmsnorm_block_tree,
-    rmsnorm_naive,
-    rmsnorm_reference,
-    rmsnorm_registers,
-    rmsnorm_warp,
-)
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.norm import rmsnorm
+from labkit.kernels.norm.rmsnorm import EPS, add_rmsnorm_reference, rmsnorm_reference
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
@@ -57,7 +48,7 @@ def _torch_add(torch, x, residual, weight, out):
     return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
 
 
-AWKWARD = tuple({"T": T, "C": C} for T, C in ((1, 1), (6, 264), (3, 1021)))
+AWKWARD = sizes("T C", (1, 1), (6, 264), (3, 1021))
 
 TIMED = {
     "timed_gpu": {"T": 16384, "C": 2048},
@@ -73,7 +64,7 @@ def _rmsnorm_op(name: str, element: Element):
         title="RMSNorm" + " in bfloat16" * (element == BFLOAT16),
         formula="out = x / sqrt(mean(x^2) + 1e-5) * weight, for each row",
         reference=rmsnorm_reference,
-        rungs=(rmsnorm_naive, rmsnorm_block_tree, rmsnorm_warp, rmsnorm_registers),
+        rungs=rungs_of(rmsnorm, "rmsnorm"),
         inputs=lambda rng, T, C: (cast(uniform(rng, T, C) + np.float32(0.75)), cast(uniform(rng, C))),
         shape=lambda T, C: (T, C),
         awkward=AWKWARD,
@@ -92,7 +83,7 @@ def _add_rmsnorm_op(name: str, element: Element):
         title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (element == BFLOAT16),
         formula="out[1] = x + residual; out[0] = rmsnorm(out[1])",
         reference=add_rmsnorm_reference,
-        rungs=(add_rmsnorm_unfused, add_rmsnorm_fused),
+        rungs=rungs_of(rmsnorm, "add_rmsnorm"),
         inputs=lambda rng, T, C: (cast(uniform(rng, T, C) + np.float32(0.75)), cast(uniform(rng, T, C)),
                                   cast(uniform(rng, C))),
         shape=lambda T, C: (2, T, C),

@@ -3,23 +3,13 @@ baselines of the rungs in labkit.kernels.rope."""
 
 import numpy as np
 
+from labkit.kernels import rope
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.rope import (
-    EPS,
-    PAGE,
-    _cache_shape,
-    _parts,
-    _reference,
-    in_pages,
-    rope_one_launch,
-    rope_table,
-    rope_three_launches,
-    rope_vectorized,
-)
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
+from labkit.kernels.rope import EPS, PAGE, _cache_shape, _parts, _reference, in_pages, rope_table
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
@@ -86,10 +76,10 @@ def _op(name: str, element: Element, with_norms: bool = False):
               ", in bfloat16" * (element == BFLOAT16),
         formula="q[t], keys[slots[t]] = rotated(q and k of qkv[t], positions[t]); values[slots[t]] = v of qkv[t]",
         reference=_reference,
-        rungs=(rope_three_launches, rope_one_launch, rope_vectorized),
+        rungs=rungs_of(rope),
         inputs=inputs,
         shape=lambda T, H, KV, D: (T * (H + 2 * KV) * D,),
-        awkward=tuple({"T": T, "H": H, "KV": KV, "D": D} for T, H, KV, D in awkward),
+        awkward=sizes("T H KV D", *awkward),
         tolerance=_tolerance_of(element),
         by_row=(),
         work=Work(

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from labkit.kernels import sampling, sampling_rows
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work
-from labkit.kernels.sampling import sample_split
+from labkit.kernels.op import Op, Work, rungs_of, sizes
 from labkit.kernels.sampling_reference import sample_reference
-from labkit.kernels.sampling_rows import sample_bisection, sample_histogram
 
 
 def any_requests(rng, R, V):
@@ -99,14 +98,14 @@ def _by_torch(prepare) -> tuple[Baseline, ...]:
                      compile=searched_by_torch, eager=False))
 
 
-SIZES = tuple({"R": R, "V": V} for R, V in ((12, 1), (12, 2), (12, 31), (24, 32), (24, 33), (18, 257), (12, 4099)))
+SIZES = sizes("R V", (12, 1), (12, 2), (12, 31), (24, 32), (24, 33), (18, 257), (12, 4099))
 
 SAMPLE = Op(
     "sample",
     title="Draw a token from each row of logits",
     formula="temperature, min_p, top_k, top_p, then a draw by the row's own seed and step",
     reference=sample_reference,
-    rungs=(sample_bisection, sample_histogram, sample_split),
+    rungs=(*rungs_of(sampling_rows), *rungs_of(sampling)),
     inputs=any_requests,
     shape=lambda R, V: (R,),
     awkward=SIZES,

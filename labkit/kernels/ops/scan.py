@@ -2,10 +2,9 @@
 
 import numpy as np
 
+from labkit.kernels import scan, scan_blocks
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.scan import scan_look_back, scan_look_back_warp, scan_reduce_first, scan_reference
-from labkit.kernels.scan_blocks import scan_blelloch, scan_hillis_steele, scan_padded, scan_warps
+from labkit.kernels.op import Op, Work, rungs_of, uniform
 from labkit.kernels.tolerance import dot_products
 
 
@@ -18,9 +17,8 @@ def _cumsum(xp, x, out):
 
 SHARED = {
     "formula": "out[i] = x[0] + ... + x[i]",
-    "reference": scan_reference,
-    "rungs": (scan_hillis_steele, scan_blelloch, scan_padded, scan_warps, scan_reduce_first, scan_look_back,
-              scan_look_back_warp),
+    "reference": scan.scan_reference,
+    "rungs": (*rungs_of(scan_blocks), *rungs_of(scan)),
     "shape": lambda N: (N,),
     "awkward": tuple({"N": N} for N in (1, 31, 512, 1025, 4099, 20_481, 262_147)),
     "by_row": (),

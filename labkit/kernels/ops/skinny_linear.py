@@ -9,7 +9,7 @@ from labkit.kernels.baselines import Baseline
 from labkit.kernels.linear.few_rows import make_skinny, make_skinny_half, skinny, skinny_half
 from labkit.kernels.linear.fused import fused_reference, fused_tiled, make_add_parts, make_fused_tiled
 from labkit.kernels.matmul.mma import MMA
-from labkit.kernels.op import Op, Work
+from labkit.kernels.op import Op, Work, sizes
 from labkit.kernels.ops.fused_linear import as_rung, layer, sum_error, torch_addmm
 from labkit.kernels.tolerance import EPS16, SMALLEST16
 
@@ -49,8 +49,7 @@ SKINNY_LINEAR = Op(
                    (make_skinny(16, True, False, False, False), make_add_parts(4, False, False)),
                    "16 columns a block, 64 groups of four lanes share K")),
     inputs=layer,
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (3, 20, 70), (7, 33, 257), (33, 16, 64), (1, 16, 768))),
+    awkward=sizes("M N K", (1, 1, 1), (3, 20, 70), (7, 33, 257), (33, 16, 64), (1, 16, 768)),
     tolerance=sum_error,
     work=WORK,
     baselines=(*BY_TORCH, UNFUSED),
@@ -66,8 +65,7 @@ SKINNY_LINEAR_HALF = Op(
                    (make_skinny_half(1, False, False, False), make_add_parts(4, False, False)),
                    "16 columns a block, eight warps share K, mma.sync", needs=MMA, sizes="K and N multiples of 8")),
     inputs=lambda rng, M, N, K: tuple(array.astype(np.float16) for array in layer(rng, M, N, K)),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (3, 24, 72), (7, 40, 264), (17, 16, 64), (33, 16, 64), (1, 16, 768))),
+    awkward=sizes("M N K", (1, 1, 1), (3, 24, 72), (7, 40, 264), (17, 16, 64), (33, 16, 64), (1, 16, 768)),
     tolerance=_half_tolerance,
     dtype=np.float16,
     work=replace(WORK, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N), peak="f16"),

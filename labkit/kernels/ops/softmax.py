@@ -4,15 +4,9 @@ import numpy as np
 
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.libraries import triton_softmax
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.softmax.rows import (
-    softmax_block_tree,
-    softmax_naive,
-    softmax_online,
-    softmax_reference,
-    softmax_vectorized,
-    softmax_warp,
-)
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
+from labkit.kernels.softmax import rows
+from labkit.kernels.softmax.rows import softmax_reference
 from labkit.kernels.tolerance import EPS32
 
 
@@ -40,11 +34,10 @@ SOFTMAX = Op(
     title="Softmax of each row",
     formula="out[row, col] = exp(x[row, col] - max) / sum over c of exp(x[row, c] - max), max of the row",
     reference=softmax_reference,
-    rungs=(softmax_naive, softmax_block_tree, softmax_warp, softmax_online, softmax_vectorized),
+    rungs=rungs_of(rows),
     inputs=lambda rng, R, C: (8 * uniform(rng, R, C),),  # from -12 to 12: the exponentials differ
     shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in
-                  ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099), (3, 8192))),
+    awkward=sizes("R C", (1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099), (3, 8192)),
     tolerance=softmax_tolerance,
     by_row=(0,),
     work=Work(

@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from labkit.kernels import swiglu
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.swiglu import silu, swiglu_per_thread, swiglu_reference, swiglu_vectorized
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
+from labkit.kernels.swiglu import silu, swiglu_reference
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
@@ -34,10 +35,10 @@ def _op(name: str, element: Element):
         title="SwiGLU" + " in bfloat16" * (element == BFLOAT16),
         formula="out = silu(gate) * up, of gate_up = [gate | up]",
         reference=swiglu_reference,
-        rungs=(swiglu_per_thread, swiglu_vectorized),
+        rungs=rungs_of(swiglu),
         inputs=lambda rng, T, F: (cast(4 * uniform(rng, T, 2 * F)),),
         shape=lambda T, F: (T, F),
-        awkward=tuple({"T": T, "F": F} for T, F in ((1, 1), (3, 13), (5, 264))),
+        awkward=sizes("T F", (1, 1), (3, 13), (5, 264)),
         tolerance=tolerance_of(element),
         by_row=(0,),
         work=Work(

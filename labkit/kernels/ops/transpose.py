@@ -2,28 +2,19 @@
 
 import numpy as np
 
+from labkit.kernels import transpose
 from labkit.kernels.baselines import numpy_cupy_torch
-from labkit.kernels.op import Op, Work, uniform
-from labkit.kernels.transpose import (
-    transpose_naive,
-    transpose_padded,
-    transpose_reference,
-    transpose_swizzled,
-    transpose_tiled,
-    transpose_vectorized,
-)
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 
 TRANSPOSE = Op(
     "transpose",
     title="Transpose",
     formula="out[col, row] = a[row, col]",
-    reference=transpose_reference,
-    rungs=(transpose_naive, transpose_tiled, transpose_padded, transpose_swizzled,
-           transpose_vectorized),
+    reference=transpose.transpose_reference,
+    rungs=rungs_of(transpose),
     inputs=lambda rng, R, C: (uniform(rng, R, C),),
     shape=lambda R, C: (C, R),
-    awkward=tuple({"R": R, "C": C} for R, C in
-                  ((1, 1), (1, 37), (37, 1), (32, 32), (33, 31), (64, 96), (100, 68), (65, 130))),
+    awkward=sizes("R C", (1, 1), (1, 37), (37, 1), (32, 32), (33, 31), (64, 96), (100, 68), (65, 130)),
     tolerance=lambda a: np.zeros(a.shape[::-1]),  # a move: equal to the last bit
     by_row=(),
     work=Work(

@@ -195,26 +195,22 @@ def softmax_online(x, out, stream=0):
 # --- Vectorized: the row stays in registers --------------------------------------------------------------------------
 
 
-@cuda.jit(device=True)
-def block_max_once(value, partial):
-    """As reduce.block_max, with a single barrier: `partial` must not be written again before another one."""
-    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
-    value = warp_max(value)
-    if lane == 0:
-        partial[warp] = value
-    cuda.syncthreads()
-    return warp_max(partial[lane] if lane < u32.blockDim.x >> 5 else NEG_INF)
+def make_block_once(warp_reduce, identity):
+    """As reduce's block_max and block_sum, with a single barrier: `partial` must not be written again before another
+    one."""
+    @cuda.jit(device=True)
+    def block_once(value, partial):
+        lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+        value = warp_reduce(value)
+        if lane == 0:
+            partial[warp] = value
+        cuda.syncthreads()
+        return warp_reduce(partial[lane] if lane < u32.blockDim.x >> 5 else identity)
+
+    return block_once
 
 
-@cuda.jit(device=True)
-def block_sum_once(value, partial):
-    """As block_max_once: the sum."""
-    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
-    value = warp_sum(value)
-    if lane == 0:
-        partial[warp] = value
-    cuda.syncthreads()
-    return warp_sum(partial[lane] if lane < u32.blockDim.x >> 5 else ZERO)
+block_max_once, block_sum_once = make_block_once(warp_max, NEG_INF), make_block_once(warp_sum, ZERO)
 
 
 def make_softmax_vectorized(elements: int, vec4: bool = True):

@@ -107,8 +107,9 @@ def _leave_right(ax) -> None:
 
 def _distribution(ax, runs: Sequence[Mapping], name: str) -> None:
     """A line for each run, from its quickest to its slowest; the axis of milliseconds is logarithmic."""
-    noun = "gaps" if name == "itl" else "requests"
-    panel_title(ax, f"{NAMES[name]}, {name.upper()}: the part of the {noun} in which it was no longer")
+    quantity, noun = (("From one event to the next", "gaps") if name == "itl" else  # an event may hold several tokens
+                      (NAMES[name], "requests"))
+    panel_title(ax, f"{quantity}, {name.upper()}: the part of the {noun} in which it was no longer")
     _leave_right(ax)
     ax.set_xscale("log")
     curves = [(run["name"], run[f"{name}_curve"]) for run in runs if run[f"{name}_curve"]]

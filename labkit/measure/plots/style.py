@@ -1,7 +1,7 @@
 """What all plots share: colours, the figure that shows itself, and the parts that plots are put together from.
 
 A figure is WIDTH inches wide and its text at least SMALLEST points: so it can be read at 400 pixels, and is not loud at
-1,200. It has a white ground of its own, which a dark page shows as a card.
+1,200. It has a white ground of its own; the site's dark pages show it in the form that _common/dark_svg.py makes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
     engine()            128 requests at once, prompts and outputs of 100 to 1,024 tokens; then the same in a quarter of
                         the memory, with a contiguous cache and with pages, in static batches and continuously
+    nano_vllm_bench()   the requests of nano-vllm's bench.py, which others have measured with other engines
     engine_logprobs()   what logprobs cost: 128 requests without them, with 5, with 20, and with those of prompts
     engine_start()      from the start of a process to the first token of a checkpoint on disk
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -260,6 +262,43 @@ def _step_of(runner: ModelRunner, lengths: Sequence[int]) -> Step:
         scheduler.add(Request(str(i), [0] * length, SamplingParams(temperature=0, max_tokens=1),
                               max_length=length + 1))
     return scheduler.schedule()
+
+
+# --- The requests of another engine's benchmark ----------------------------------------------------------------------
+
+
+def nano_vllm_bench(count: int = 256, shortest: int | None = None, longest: int | None = None) -> dict:
+    """Tokens out a second for the requests of nano-vllm's bench.py, all at once: its lengths, its tokens, its
+    temperature. The second of two runs counts: the first captures graphs."""
+    if not device.on_gpu():
+        count = min(count, 6)
+    shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=16)
+    budget = device.pick(gpu=TOKENS, cpu=64)
+    config = config_here()
+    work = bench_requests(count, shortest, longest, config.vocab_size)
+    params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=one.output) for one in work]
+    runner = ModelRunner(random_model(), num_pages=count * pages_for(2 * longest), max_num_seqs=count,
+                         max_num_batched_tokens=budget, max_model_len=2 * longest)
+    say(f"nano_vllm_bench: {ready(runner, budget)} kernels compiled")
+    llm = LLM(runner, max_num_seqs=count, max_num_batched_tokens=budget, enable_prefix_caching=False)
+    seconds = []
+    for _ in range(2):
+        began = time.perf_counter()
+        llm.generate([one.prompt for one in work], params, use_tqdm=False)
+        seconds.append(time.perf_counter() - began)
+    output = sum(one.output for one in work)
+    say(f"nano_vllm_bench: {output:,} tokens in {seconds[-1]:.2f} s, {output / seconds[-1]:,.0f} a second")
+    return measure.stamped({"weights": "random", "shape": config.size, "requests": count, "shortest": shortest,
+                            "longest": longest, "budget": budget, "prompt_tokens": sum(len(one.prompt) for one in work),
+                            "output_tokens": output, "seconds": seconds[-1], "first_seconds": seconds[0],
+                            "tokens_per_second": output / seconds[-1]})
+
+
+def bench_requests(count: int, shortest: int, longest: int, vocabulary: int) -> list[Work]:
+    """Drawn as bench.py draws them, with its seed: all prompts, then all lengths of outputs."""
+    draw = random.Random(0).randint
+    prompts = [[draw(0, min(10_000, vocabulary - 1)) for _ in range(draw(shortest, longest))] for _ in range(count)]
+    return [Work(np.array(prompt), draw(shortest, longest)) for prompt in prompts]
 
 
 # --- Logprobs ---------------------------------------------------------------------------------------------------------

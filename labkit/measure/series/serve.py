@@ -1,8 +1,10 @@
 """The engine behind its API: what the API costs, and how quick the answers are at each load.
 
-    serve()     the same requests by the engine alone, and over HTTP with as many clients as it has seats; then at
-                rates from a quarter of what it can serve to a quarter more than that: the engine in a thread of the
-                server; and with as many clients once more, the engine in a process of its own, as on a GPU by default
+    serve()            the same requests by the engine alone, and over HTTP with as many clients as it has seats; then
+                       at rates from a quarter of what those got to a quarter more: the engine in a thread of the
+                       server; with as many clients once more, the engine in a process of its own, a GPU's default
+    serve_overload()   what a server with its default options can serve while no seat is empty; then rates up to more
+                       than that, and the wait for the first token in each second of arrivals
 
 In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
 it works. The server is `labkit serve` in a process of its own, and so are the clients.
@@ -26,7 +28,7 @@ from labkit.measure.series import engine as alone
 from labkit.measure.series.llama import config_here, random_model, say
 from labkit.measure.serving import server
 from labkit.measure.serving.command import IGNORE_END, of_run
-from labkit.measure.serving.drive import Target, drive
+from labkit.measure.serving.drive import Run, Target, drive
 from labkit.measure.serving.load import Load, Slo, Work, random_work
 
 REQUESTS, SHORTEST, LONGEST = 320, 100, 1024  # of the closed loop; prompts and outputs
@@ -35,6 +37,8 @@ SHARES = (0.25, 0.5, 0.75, 1.0, 1.25)  # of the rate at which the closed loop wa
 ARRIVALS_S = 8.0  # how long requests arrive at each rate
 SLO = Slo({"ttft": 200.0, "tpot": 25.0})
 LAG = "labkit_event_loop_lag_seconds"
+OVERLOAD = 640  # requests of its closed loop: five to a seat, so that all seats are taken for most of the time
+OVERLOAD_SHARES = (0.5, 0.9, 1.1, 1.3)  # of what the server can serve
 NEEDED = ("fastapi", "uvicorn", "httpx", "prometheus_client")
 ANSWER_S = 60.0  # what takes longer is no measurement
 
@@ -44,9 +48,7 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
           arrivals_s: float | None = None) -> dict | None:
     """Output tokens a second of the engine alone and of the server, as `labkit bench serve` measures it; latencies over
     the rate; how late the server's event loop was. None where what a server needs is not installed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        say(f"serve: {' and '.join(missing)} not installed: pip install -e '.[serve]'")
+    if not can_serve():
         return None
     requests, seats = requests or device.pick(gpu=REQUESTS, cpu=6), seats or device.pick(gpu=SEATS, cpu=4)
     shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=12)
@@ -89,6 +91,48 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
         "half_load": {"request_rate": nearest["request_rate"], "median_ttft_ms": nearest["median_ttft_ms"]},
         "slo_ms": SLO.limits_ms, "runs": runs,
         "loop_lag": {"closed": lag_ms(metrics_0, loaded), "rates": lag_ms(loaded, after)}})
+
+
+def serve_overload(requests: int | None = None, shortest: int | None = None, longest: int | None = None,
+                   seats: int | None = None, shares: Sequence[float] = OVERLOAD_SHARES,
+                   arrivals_s: float | None = None) -> dict | None:
+    """Requests a second that the server answers while all of its seats are taken, and runs at shares of that rate: a
+    run as in `serve`, with the median wait for the first token over the second in which a request arrived."""
+    if not can_serve():
+        return None
+    requests, seats = requests or device.pick(gpu=OVERLOAD, cpu=12), seats or device.pick(gpu=SEATS, cpu=4)
+    shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=12)
+    arrivals_s = arrivals_s or device.pick(gpu=ARRIVALS_S, cpu=0.5)
+    config, lengths = config_here(), (shortest, longest)
+    with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
+        alone.write_checkpoint(Path(name), config)
+        options = ["--model", name, "--max-num-seqs", str(seats), "--max-model-len", str(2 * longest)]
+        with started_server(options) as (_, target):
+            warm_up(target, seats, longest, config.vocab_size)
+            closed, run = taken_run(Load(random_work(requests, lengths, lengths, config.vocab_size, seed=31),
+                                         concurrency=seats), target)
+            capacity = rate_when_full(run, seats)
+            say(f"serve: {capacity:.1f} requests/s while all seats are taken; {in_words(closed)}")
+            runs = []
+            for i, part in enumerate(shares):
+                rate = part * capacity
+                count = max(2, round(rate * arrivals_s))
+                load = Load(random_work(count, lengths, lengths, config.vocab_size, seed=40 + i), rate, seed=i)
+                result, run = taken_run(load, target)
+                runs.append(result | {"share_of_capacity": part, "first_ms_by_second": first_ms_by_second(run)})
+                say(f"serve: at {part:.0%} of that, {in_words(result)}")
+    return measure.stamped({
+        "weights": "random", "shape": config.size, "model_id": f"Llama of {config.size}, random weights",
+        "requests": requests, "shortest": shortest, "longest": longest, "seats": seats, "arrivals_s": arrivals_s,
+        "capacity": capacity, "closed": closed, "slo_ms": SLO.limits_ms, "runs": runs})
+
+
+def can_serve() -> bool:
+    """Whether what a server needs is installed; says what is missing."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        say(f"serve: {' and '.join(missing)} not installed: pip install -e '.[serve]'")
+    return not missing
 
 
 def engine_alone(work: Sequence[Work], seats: int, budget: int, longest: int) -> dict:
@@ -138,8 +182,13 @@ def warm_up(target: Target, seats: int, longest: int, vocabulary: int) -> None:
 
 
 def taken(load: Load, target: Target) -> dict:
-    """A run. Raises RuntimeError where a request failed: the others had an easier time."""
-    result = of_run(drive(load, target, timeout_s=ANSWER_S), SLO)
+    return taken_run(load, target)[0]
+
+
+def taken_run(load: Load, target: Target) -> tuple[dict, Run]:
+    """A run, summarized and whole. Raises RuntimeError where a request failed: the others had an easier time."""
+    run = drive(load, target, timeout_s=ANSWER_S)
+    result = of_run(run, SLO)
     if result["failed"] or result["stopped"]:
         raise RuntimeError(f"{load.name}: {result['failed']} of {len(load.work)} requests failed: "
                            f"{result['errors_by_kind']}")
@@ -147,7 +196,27 @@ def taken(load: Load, target: Target) -> dict:
     if result["total_output_tokens"] != requested:
         raise RuntimeError(f"{load.name}: {result['total_output_tokens']:,} tokens came out; {requested:,} were "
                            "asked for")
-    return result
+    return result, run
+
+
+def rate_when_full(run: Run, seats: int) -> float:
+    """Requests a second of a closed loop while all seats are taken: as many requests as there are seats have ended, and
+    the last one has not been sent yet."""
+    ends = sorted(one["sent"] + one["took"] for one in run.records)
+    first, last = seats - 1, len(ends) - seats - 1
+    if last <= first:
+        raise ValueError(f"a closed loop of {len(ends)} requests says nothing about {seats} taken seats; it needs more "
+                         f"than {2 * seats}")
+    return (last - first) / (ends[last] - ends[first])
+
+
+def first_ms_by_second(run: Run) -> list[float | None]:
+    """The median time to the first token of the requests sent in each second of a run; None where none was sent."""
+    by_second: dict[int, list[float]] = {}
+    for one in run.records:
+        by_second.setdefault(int(one["sent"]), []).append(1000 * one["first"])
+    return [float(np.median(by_second[second])) if second in by_second else None
+            for second in range(max(by_second) + 1)]
 
 
 def lag_ms(before: server.Metrics, after: server.Metrics) -> dict | None:

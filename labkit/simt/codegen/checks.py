@@ -5,7 +5,17 @@ import copy
 
 from labkit.simt import ptx, unsigned
 from labkit.simt.errors import UnsupportedError
-from labkit.simt.ir import ID_NAMES, AtomicCall, BinOp, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
+from labkit.simt.ir import (
+    ID_NAMES,
+    AtomicCall,
+    BinOp,
+    DeviceCall,
+    IntrinsicCall,
+    Lowering,
+    Subscript,
+    integer_literal,
+    shown,
+)
 from labkit.simt.runtime import fault_record
 
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # hidden arguments of a device function, after its own
@@ -65,7 +75,7 @@ class Checker(Lowering):
 
     def _is_checked(self, node):
         if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
-            return not _is_constant(node.slice)
+            return integer_literal(node.slice) is None
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return False
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -151,7 +161,7 @@ class Checker(Lowering):
 
     def step(self, node):
         """The step of a range, checked: it must not be 0."""
-        if self.out.pretty or (_is_constant(node) and ast.literal_eval(node) != 0):
+        if self.out.pretty or integer_literal(node):
             return node
         thread = ast.Constant(0) if self.out.per_block else names("_t")[0]
         site = ast.Constant(self.out.site(getattr(node, "lineno", self.line), "range"))
@@ -175,15 +185,10 @@ def _source(node):
     return ast.unparse(named)
 
 
-def _is_constant(node):
-    """Return True for an integer literal, optionally negated."""
-    node = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
-    return isinstance(node, ast.Constant) and type(node.value) is int
-
-
 def _is_natural(node):
     """True for a constant from 0 to 63: as an exponent or a shift amount it needs no special case."""
-    return isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 64
+    value = integer_literal(node)
+    return value is not None and 0 <= value < 64
 
 
 def _is_ellipsis(node):

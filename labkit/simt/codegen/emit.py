@@ -65,35 +65,19 @@ class Generator:
         for device in p.devices.values():
             self.out.device(device)
         self.out.decorator()
-        self.out.line(f"def {code_name(p)}({', '.join(arguments)}):")
-        self.out.indent += 1
-        self.out.line("_gdx, _gdy, _gdz = _grid")
-        self.out.line("_bdx, _bdy, _bdz = _block")
-        self.out.line("_T = _bdx * _bdy * _bdz")
-        self.out.line("_P = (_T + 31) // 32 * 32")
-        if self.ordered:
-            self.out.line(f"_stride, _offset = _visits(_E[{slot('ORDER')}], _T)")
-        if self.flat:
-            self.out.line("_ty = _tz = 0")
-        self.out.line("_B = _last - _first" if p.cooperative else "_B = 1")
-        self.memory.carve(self.out)
-        body_start = len(self.out.lines)
-        if p.cooperative:
-            self.out.line("_b = 0")
-            self._begin_block()
-            self._block(self.plan.tree, "_m0" if self.plan.has_exit else None, [("kernel", ["_m0"])])
-        else:
-            self.out.line("for _b in range(_first, _last):" if not self.ordered else
-                      "for _b in range(_last - 1, _first - 1, -1):")  # fmt: skip
-            self.out.indent += 1
-            self._block_index()
-            self._begin_block()
-            masked = self.plan.has_exit and self.plan.has_waits
-            self._block(self.plan.tree, "_m0" if masked else None, [("kernel", ["_m0"])])
-            if not self.out.pretty:
-                self.out.line(f"_E[{slot('DONE')}] += 1")
-            self.out.indent -= 1
-        self.out.indent -= 1
+        with self.out.below(f"def {code_name(p)}({', '.join(arguments)}):"):
+            self.out.line("_gdx, _gdy, _gdz = _grid")
+            self.out.line("_bdx, _bdy, _bdz = _block")
+            self.out.line("_T = _bdx * _bdy * _bdz")
+            self.out.line("_P = (_T + 31) // 32 * 32")
+            if self.ordered:
+                self.out.line(f"_stride, _offset = _visits(_E[{slot('ORDER')}], _T)")
+            if self.flat:
+                self.out.line("_ty = _tz = 0")
+            self.out.line("_B = _last - _first" if p.cooperative else "_B = 1")
+            self.memory.carve(self.out)
+            body_start = len(self.out.lines)
+            self._blocks()
         self.out.lines[body_start:body_start] = self.memory.carve_masks(self.masks)
         header = [
             f'"""{p.name} ({file_label(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
@@ -104,6 +88,24 @@ class Generator:
             header, tail = header[:1], []
         source = "\n".join([*header, "", *self.out.lines, "", *tail, ""])
         return source
+
+    def _blocks(self):
+        masked = self.plan.has_exit and (self.plan.has_waits or self.plan.program.cooperative)
+        tree = self.plan.tree, "_m0" if masked else None, [("kernel", ["_m0"])]
+        if self.plan.program.cooperative:
+            self.out.line("_b = 0")
+            self._begin_block()
+            self._block(*tree)
+            return
+        order = "_last - 1, _first - 1, -1" if self.ordered else "_first, _last"
+        with self.out.below(f"for _b in range({order}):"):
+            self._block_index()
+            if not self.out.pretty:
+                self.out.line(f"_poll(_E, 0, _b, {self.out.site(self.plan.program.line)})")
+            self._begin_block()
+            self._block(*tree)
+            if not self.out.pretty:
+                self.out.line(f"_E[{slot('DONE')}] += 1")
 
     def _begin_block(self):
         if self.plan.program.has_copies and not self.out.pretty:
@@ -122,8 +124,6 @@ class Generator:
         self.out.line("_bx = _b % _gdx")
         self.out.line("_by = _b // _gdx % _gdy")
         self.out.line("_bz = _b // (_gdx * _gdy)")
-        if not self.out.pretty:
-            self.out.line(f"_poll(_E, 0, _b, {self.out.site(self.plan.program.line)})")
 
     def _mask(self):
         name = f"_m{len(self.masks)}"
@@ -154,9 +154,7 @@ class Generator:
             self.out.line("for _k in range(_B):")
             self.out.indent += 1
             self.out.line("_b = _first + _k")
-            self.out.line("_bx = _b % _gdx")
-            self.out.line("_by = _b // _gdx % _gdy")
-            self.out.line("_bz = _b // (_gdx * _gdy)")
+            self._block_index()
             used = self.plan.with_sources({n for s in statements for n in reads(s)})
             for name in sorted(used & set(self.plan.program.shared)):
                 array = self.plan.program.shared[name]
@@ -251,11 +249,9 @@ class Generator:
                 self._statements(s.orelse, depth)
         elif isinstance(s, (ast.For, ast.While)):
             count = self.out.start_spin(s)
-            self.out.loop_head(s)
-            self.out.indent += 1
-            self.out.poll(s.lineno)
-            self.out.spin(count, s)
-            self.out.indent -= 1
+            with self.out.below(self.out.loop_head(s)):
+                self.out.poll(s.lineno)
+                self.out.spin(count, s)
             self._statements(s.body, depth + 1)
             if contains(s.body, Exit):
                 self.out.line("if _left:")
@@ -312,47 +308,42 @@ class Generator:
             self.out.line("else:")
             self.out.line(f"    {no}[_t] = 1")
         self.out.indent = depth
-        self.out.line("if _some:")
-        self.out.indent += 1
-        self._block(item.body, yes, [*frames, ("if", [yes])])
-        self.out.indent -= 1
+        with self.out.below("if _some:"):
+            self._block(item.body, yes, [*frames, ("if", [yes])])
         if no:
-            self.out.line(f"if _any_set({no}):")
-            self.out.indent += 1
-            self._block(item.orelse, no, [*frames, ("if", [no])])
-            self.out.indent -= 1
+            with self.out.below(f"if _any_set({no}):"):
+                self._block(item.orelse, no, [*frames, ("if", [no])])
 
     def _loop(self, item, mask, frames):
         s = item.node
         if item.uniform and not jumps(s):
-            self.out.line(f"for {s.target.id} in {self._per_block(s.iter)}:", s.lineno)
-            self.out.indent += 1
-            self._poll_block(s.lineno)
-            self._block(item.body, mask, frames)
-            self.out.indent -= 1
+            with self.out.below(f"for {s.target.id} in {self._per_block(s.iter)}:", s.lineno):
+                self._poll_block(s.lineno)
+                self._block(item.body, mask, frames)
             return
         looping, count = self._mask(), self.out.start_spin(s)
         self.out.line(f"_copy({looping}, {mask or '_m0'})")
-        if item.uniform:
-            self.out.line(f"for {s.target.id} in {self._per_block(s.iter)}:", s.lineno)
-            self.out.indent += 1
-            self.out.line(f"if not _any_set({looping}):")
-            self.out.line("    break")
-        else:
+        if not item.uniform:
             self._start_counter(item, mask)
-            self.out.line("while True:")
-            self.out.indent += 1
-            self._step(item, looping)
-        self.out.per_block = True
-        self.out.spin(count, s)
-        self.out.per_block = False
-        self._poll_block(s.lineno)
-        masks = [looping]
-        if owns(s.body, ast.Continue):
-            masks.insert(0, self._mask())
-            self.out.line(f"_copy({masks[0]}, {looping})")
-        self._block(item.body, masks[0], [*frames, ("loop", masks)])
-        self.out.indent -= 1
+        head = f"for {s.target.id} in {self._per_block(s.iter)}:" if item.uniform else "while True:"
+        with self.out.below(head, s.lineno if item.uniform else None):
+            if item.uniform:
+                self._leave_if_empty(looping)
+            else:
+                self._step(item, looping)
+            self.out.per_block = True
+            self.out.spin(count, s)
+            self.out.per_block = False
+            self._poll_block(s.lineno)
+            masks = [looping]
+            if owns(s.body, ast.Continue):
+                masks.insert(0, self._mask())
+                self.out.line(f"_copy({masks[0]}, {looping})")
+            self._block(item.body, masks[0], [*frames, ("loop", masks)])
+
+    def _leave_if_empty(self, looping):
+        self.out.line(f"if not _any_set({looping}):")
+        self.out.line("    break")
 
     def _per_block(self, node):
         """An expression that is evaluated once for a block."""
@@ -387,9 +378,7 @@ class Generator:
         """Evaluate the loop's test for each thread; leave when no thread goes on."""
         s = item.node
         if isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and s.test.value:
-            self.out.line(f"if not _any_set({looping}):")
-            self.out.line("    break")
-            return
+            return self._leave_if_empty(looping)
         self.out.line("_some = False")
         depth = self._open_threads(looping, [ast.Expr(s.test if isinstance(s, ast.While) else s.iter)])
         if isinstance(s, ast.While):

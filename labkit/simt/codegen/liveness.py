@@ -57,11 +57,16 @@ def _bit_positions(bits):
 
 
 @contextlib.contextmanager
-def quick_liveness():
-    """Make Numba use `live_variables` within the context."""
-    original = analysis.compute_live_map
-    analysis.compute_live_map = live_variables
+def replaced(owner, name, value):
+    """A name of Numba's has this value within the context."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        analysis.compute_live_map = original
+        setattr(owner, name, original)
+
+
+def quick_liveness():
+    """Make Numba use `live_variables` within the context."""
+    return replaced(analysis, "compute_live_map", live_variables)

@@ -1,5 +1,7 @@
 """Layout of a block's arrays and per-thread data in the scratch memory of a launch."""
 
+import math
+
 from numba.np import numpy_support
 
 from labkit.simt.codegen.writer import shape_code
@@ -19,12 +21,12 @@ class Memory:
         for array in plan.program.shared.values():
             self.offsets[array.name] = self.shared_bytes
             if array.shape != (0,):
-                self.shared_bytes += _round_up(_count(array.shape) * itemsize(array.dtype), 16)
+                self.shared_bytes += _round_up(math.prod(array.shape) * itemsize(array.dtype), 16)
         self.fixed_bytes = 0
         for array in plan.program.local.values():
             if array.name not in plan.local_per_thread:
                 self.offsets[array.name] = self.fixed_bytes
-                self.fixed_bytes += _round_up(_count(array.shape) * itemsize(array.dtype), _ALIGN)
+                self.fixed_bytes += _round_up(math.prod(array.shape) * itemsize(array.dtype), _ALIGN)
         self.shared_bytes = _round_up(self.shared_bytes, _ALIGN)
         self.thread_bytes = 0
 
@@ -48,7 +50,7 @@ class Memory:
             if array.name in plan.local_per_thread:
                 offset = f"_base + {self.thread_bytes} * _P * _B"
                 shape = f"(_P * _B, {shape_code(array.shape)[1:]}"
-                self.thread_bytes += _round_up(_count(array.shape) * itemsize(array.dtype), 16)
+                self.thread_bytes += _round_up(math.prod(array.shape) * itemsize(array.dtype), 16)
                 out.line(f"_all_{array.name} = _carve(_scratch, {offset}, {shape}, {code})", array.line)
             else:
                 offset = f"_fixed + {self.offsets[array.name]}"
@@ -78,19 +80,12 @@ class Memory:
     @property
     def sizes(self):
         """Bytes of the kernel's static shared arrays; of all that is shared, with padding; fixed; for each thread."""
-        static = sum(_count(a.shape) * itemsize(a.dtype) for a in self.plan.program.shared.values())
+        static = sum(math.prod(a.shape) * itemsize(a.dtype) for a in self.plan.program.shared.values())
         return static, self.shared_bytes, self.fixed_bytes, self.thread_bytes
 
 
 def _round_up(n, unit):
     return -(-n // unit) * unit
-
-
-def _count(shape):
-    total = 1
-    for n in shape:
-        total *= n
-    return total
 
 
 def itemsize(ty):

@@ -314,21 +314,7 @@ class Plan:
 
     def waits(self):
         """Every Wait of the tree, in the order of the source."""
-        yield from self._waits(self.tree)
-
-    def _waits(self, items):
-        for item in items:
-            if isinstance(item, Wait):
-                yield item
-            for part in ("body", "orelse"):
-                yield from self._waits(getattr(item, part, []))
-
-    def _loops(self, items):
-        for item in items:
-            if isinstance(item, Loop):
-                yield item
-            for part in ("body", "orelse"):
-                yield from self._loops(getattr(item, part, []))
+        return _items(self.tree, Wait)
 
     def _assignments(self, name):
         return [
@@ -354,16 +340,16 @@ class Plan:
             for name in self.with_sources({n for s in statements for n in reads(s)}) & set(self.program.local):
                 used_in.setdefault(name, set()).add(k)
         self.local_per_thread = {name for name, regions in used_in.items() if len(regions) > 1}
-        for loop in self._loops(self.tree):
+        for loop in _items(self.tree, Loop):
             if isinstance(loop.node, ast.For) and not loop.uniform:
                 exposed |= {loop.node.target.id} if isinstance(loop.node.target, ast.Name) else set()
         exposed -= set(self.uniform) | set(self.rematerialised)
-        self.exposed = exposed - {x.node.target.id for x in self._loops(self.tree) if x.uniform}
+        self.exposed = exposed - {x.node.target.id for x in _items(self.tree, Loop) if x.uniform}
 
     @property
     def needs_types(self):
         """True if something is kept for each thread from one region to another."""
-        counters = [n for x in self._loops(self.tree) if not x.uniform for n in x.names.values()]
+        counters = [n for x in _items(self.tree, Loop) if not x.uniform for n in x.names.values()]
         return self.has_waits and bool(self.exposed or counters)
 
     def carry(self, known):
@@ -373,7 +359,7 @@ class Plan:
         for view in self.kept_views:  # a view of a local array may be of any thread's
             for assignment in self._assignments(view):
                 self.local_per_thread |= reads(assignment.value) & set(self.program.local)
-        for loop in self._loops(self.tree):
+        for loop in _items(self.tree, Loop):
             if not loop.uniform and isinstance(loop.node, ast.For):
                 for name in loop.names.values():
                     self.kept[name] = [(f"_v{name}", types.int64)]
@@ -442,7 +428,7 @@ class Plan:
 
     def _find_uniform_loops(self, items, counts):
         """A range over block-wide values that contains a barrier is a loop of the block, not of each thread."""
-        for loop in self._loops(items):
+        for loop in _items(items, Loop):
             node = loop.node
             if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or counts[node.target.id] != 1:
                 continue
@@ -512,6 +498,15 @@ def _with_dtypes(program, argument_types):
     program = replace(program, shared=shared, local={name: resolved(array) for name, array in program.local.items()})
     check_local_bytes(program)
     return program
+
+
+def _items(items, kind):
+    """The items of one kind, at any depth."""
+    for item in items:
+        if isinstance(item, kind):
+            yield item
+        for part in ("body", "orelse"):
+            yield from _items(getattr(item, part, []), kind)
 
 
 def jumps(loop):

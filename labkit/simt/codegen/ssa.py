@@ -4,9 +4,9 @@ Numba goes through the whole function twice for each variable that is assigned m
 the square of its length: an eighth of what a long kernel takes to compile. The result is the same.
 """
 
-import contextlib
-
 from numba.core import ir, ssa
+
+from labkit.simt.codegen.liveness import replaced
 
 
 class _Rewriter:
@@ -43,11 +43,6 @@ class _Rewriter:
         return names
 
 
-@contextlib.contextmanager
 def quick_ssa():
     """Make Numba use it within the context."""
-    original, ssa._run_block_rewrite = ssa._run_block_rewrite, _Rewriter()
-    try:
-        yield
-    finally:
-        ssa._run_block_rewrite = original
+    return replaced(ssa, "_run_block_rewrite", _Rewriter())

@@ -1,6 +1,7 @@
 """Lines of generated code: statements without barriers, device functions, the sites where faults can happen."""
 
 import ast
+import contextlib
 import copy
 
 from labkit.simt import libraries, runtime
@@ -38,6 +39,14 @@ class Writer:
             self.lines.append("    " * self.indent + part + comment)
             comment = ""
 
+    @contextlib.contextmanager
+    def below(self, head, source_line=None):
+        """The lines within stand below this one, further in."""
+        self.line(head, source_line)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
     def site(self, line, text="", filename=None):
         key = (self.kernel, filename or self.filename, line, text)
         if key not in self.site_index:
@@ -60,13 +69,11 @@ class Writer:
         filename, hidden = self.filename, [] if self.pretty else list(HIDDEN_IDS)
         self.decorator(device=True)
         self.filename = source.filename
-        self.line(f"def {source.name}({', '.join([*source.params, *hidden])}):")
-        self.indent += 1
-        for array in source.local:
-            self.line(f"{array.name} = _np.empty({shape_code(array.shape)}, {type_code(array.dtype)})")
-        for s in source.body or [ast.Pass()]:
-            self.plain(copy.deepcopy(s))
-        self.indent -= 1
+        with self.below(f"def {source.name}({', '.join([*source.params, *hidden])}):"):
+            for array in source.local:
+                self.line(f"{array.name} = _np.empty({shape_code(array.shape)}, {type_code(array.dtype)})")
+            for s in source.body or [ast.Pass()]:
+                self.plain(copy.deepcopy(s))
         self.line("")
         self.filename = filename
 
@@ -82,8 +89,10 @@ class Writer:
                 self.plain_block(s.orelse)
         elif isinstance(s, (ast.For, ast.While)):
             count = self.start_spin(s)
-            self.loop_head(s)
-            self.plain_block(s.body, poll=s, count=count)
+            with self.below(self.loop_head(s)):
+                self.poll(s.lineno)
+                self.spin(count, s)
+            self.plain_block(s.body)
         elif isinstance(s, ast.Return):
             self.line("return" if s.value is None else f"return {self.expression(s.value)}", s.lineno)
         elif isinstance(s, ast.Pass):
@@ -93,22 +102,18 @@ class Writer:
         else:
             self._simple(s)
 
-    def plain_block(self, statements, poll=None, count=None):
+    def plain_block(self, statements):
         self.indent += 1
-        if poll is not None:
-            self.poll(poll.lineno)
-            self.spin(count, poll)
         for s in statements:
             self.plain(s)
         self.indent -= 1
 
     def loop_head(self, s):
-        if isinstance(s, ast.While):
-            always = isinstance(s.test, ast.Constant) and s.test.value and not self.pretty
-            # Numba cannot compile a loop that it can prove endless; a block has threads, always
-            self.line("while _bdx > 0:" if always else f"while {self.expression(s.test)}:")
-        else:
-            self.line(f"for {ast.unparse(s.target)} in {self.expression(s.iter)}:")
+        if isinstance(s, ast.For):
+            return f"for {ast.unparse(s.target)} in {self.expression(s.iter)}:"
+        always = isinstance(s.test, ast.Constant) and s.test.value and not self.pretty
+        # Numba cannot compile a loop that it can prove endless; a block has threads, always
+        return "while _bdx > 0:" if always else f"while {self.expression(s.test)}:"
 
     def poll(self, line):
         if not self.pretty:

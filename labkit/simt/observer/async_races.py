@@ -17,6 +17,10 @@ class AsyncRaceDetector:
         self.unfenced, self.unfenced_by = {}, {}
         self.in_products = {}  # address in shared memory: (wgmma, its line, its thread) that may still read it
 
+    def _report(self, lines, threads, block, array, index, sentence, key, reach, accesses=()):
+        self.report.race(KernelFinding("race", self.program.name, sorted(set(lines)), [t.where for t in threads], block,
+                                       array, index, f"race: {sentence}", accesses=accesses), key, reach)
+
     # ---------------- the read-only cache
 
     def _promised(self, observed, i, count, line):
@@ -33,15 +37,11 @@ class AsyncRaceDetector:
     def _broken(self, observed, flat, writer, write, reader, read):
         index = tuple(map(int, np.unravel_index(flat, observed.shape)))
         element = f"{observed.shown}[{shown_index(index)}]"
-        self.report.race(
-            KernelFinding(
-                "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block,
-                observed.name, index,
-                f"race: {self.who(reader)} reads {element} at line {read} with ptx.load_nc4, and {self.who(writer)} "
-                f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
-                accesses=("reads", "writes"),
-            ),
-            ("read only", observed.name, write, read), 2,
+        self._report(
+            (write, read), (reader, writer), reader.block, observed.name, index,
+            f"{self.who(reader)} reads {element} at line {read} with ptx.load_nc4, and {self.who(writer)} writes it at "
+            f"line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
+            ("read only", observed.name, write, read), 2, ("reads", "writes"),
         )  # fmt: skip
 
     # ---------------- cp.async
@@ -84,15 +84,11 @@ class AsyncRaceDetector:
             advice = f"Put ptx.cp_async_commit() after line {copy.line}, and a wait that covers it before line {line}."
         elif owner is thread:
             advice = f"Put ptx.cp_async_wait(0) before line {line} (and cuda.syncthreads() for the other threads)."
-        self.report.race(
-            KernelFinding(
-                "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
-                observed.name, index,
-                f"race: {self.who(thread)} {verb} {element} at line {line}, and {which_copy} into it at line "
-                f"{copy.line} (ptx.{copy.name}) may still be under way: {why}. {advice}",
-            ),
-            (observed.name, frozenset([(copy.line, "copy"), (line, verb)])),
-            0 if owner is thread else 1,
+        self._report(
+            (copy.line, line), (owner, thread), thread.block, observed.name, index,
+            f"{self.who(thread)} {verb} {element} at line {line}, and {which_copy} into it at line {copy.line} "
+            f"(ptx.{copy.name}) may still be under way: {why}. {advice}",
+            (observed.name, frozenset([(copy.line, "copy"), (line, verb)])), 0 if owner is thread else 1,
         )  # fmt: skip
 
     # ---------------- tiles that wgmma and TMA read
@@ -107,16 +103,12 @@ class AsyncRaceDetector:
         late = [address for address in addresses if address in self.unfenced]
         if late:
             writer, written = self.unfenced[late[0]]
-            self.report.race(
-                KernelFinding(
-                    "race", self.program.name, sorted({written, line}), [writer.where, thread.where], thread.block,
-                    self.state.name_of(late[0])[0], None,
-                    f"race: {self.who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
-                    f"ptx.{name} at line {line} reads it with no ptx.fence_proxy_async() by the writer in between. Put "
-                    f"ptx.fence_proxy_async() after line {written}, before the barrier.",
-                    accesses=("writes", "reads"),
-                ),
-                ("fence", written, line), 1,
+            array = self.state.name_of(late[0])[0]
+            self._report(
+                (written, line), (writer, thread), thread.block, array, None,
+                f"{self.who(writer)} writes {array} at line {written}, and ptx.{name} at line {line} reads it with no "
+                f"ptx.fence_proxy_async() by the writer in between. Put ptx.fence_proxy_async() after line {written}, "
+                "before the barrier.", ("fence", written, line), 1, ("writes", "reads"),
             )  # fmt: skip
         if lasting:
             self.in_products.update(dict.fromkeys(addresses, (name, line, thread)))
@@ -142,14 +134,10 @@ class AsyncRaceDetector:
             if part in self.in_products:
                 name, read, reader = self.in_products[part]
                 element = f"{observed.shown}[{shown_index(index)}]"
-                self.report.race(
-                    KernelFinding(
-                        "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
-                        self.current.block, observed.name, index,
-                        f"race: {self.who(self.current)} writes {element} at line {line}, and ptx.{name} of line "
-                        f"{read} may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a "
-                        f"barrier) before line {line}.",
-                    ),
-                    ("product", read, line), 1,
+                self._report(
+                    (read, line), (reader, self.current), self.current.block, observed.name, index,
+                    f"{self.who(self.current)} writes {element} at line {line}, and ptx.{name} of line {read} may "
+                    "still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) before "
+                    f"line {line}.", ("product", read, line), 1,
                 )  # fmt: skip
                 return

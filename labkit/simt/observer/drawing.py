@@ -3,6 +3,8 @@
 import base64
 import io
 
+from labkit.simt.errors import coordinates, short_position
+
 DRAWN = 256  # threads that a figure shows
 # The course's colours: reads, writes, atomics; ink and faint text.
 _KINDS = {"load": ("#0072B2", "reads"), "store": ("#D55E00", "writes"), "atomic": ("#009E73", "updates")}
@@ -90,9 +92,8 @@ def _draw_panel(report, axes, kind, pairs, threads, elements, gaps, name, space,
     for t, y in thread_y.items():
         linear = t % block_size
         if linear % step == 0 or len(threads) <= room:
-            axes.text(
-                left - 0.02, y, _thread_name(report.block, linear), ha="right", va="center", fontsize=7, color=FAINT
-            )
+            position = short_position(coordinates(linear, report.block), report.block).strip("()")
+            axes.text(left - 0.02, y, position, ha="right", va="center", fontsize=7, color=FAINT)
     group_of = (lambda t: t // block_size) if many_blocks else (lambda t: t // 32)
     groups = {}
     for t, y in thread_y.items():
@@ -116,14 +117,6 @@ def _draw_panel(report, axes, kind, pairs, threads, elements, gaps, name, space,
     axes.set_xlim(0, 1)
     axes.set_ylim(1.005, -0.02 - 0.16 / inches)
     axes.axis("off")
-
-
-def _thread_name(block, linear):
-    x, y, z = block
-    if y == z == 1:
-        return str(linear)
-    position = (linear % x, linear // x % y, linear // (x * y))
-    return ", ".join(map(str, position[: 2 if z == 1 else 3]))
 
 
 def _new_figure(height, summary):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.simt.arguments import tuple_like
+from labkit.simt.array_interface import bounds
 
 KEPT_BYTES = 16 << 20  # of a launch's arrays
 
@@ -74,8 +75,5 @@ def _memories(values):
 def extent(array):
     """(address of the first byte, bytes up to the last one) of an array, whatever its strides."""
     start = array.__array_interface__["data"][0]
-    if not array.size:
-        return start, 0
-    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    low, high = sum(min(0, r) for r in reach), sum(max(0, r) for r in reach)
-    return start + low, high - low + array.itemsize
+    low, end = bounds(start, array.shape, array.strides, array.itemsize) if array.size else (start, start)
+    return low, end - low

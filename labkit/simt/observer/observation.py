@@ -10,7 +10,7 @@ from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_source import SPIN
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.ir import Sync
+from labkit.simt.ir import Sync, integer_literal
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.kept_launch import KeptLaunch
 from labkit.simt.observer.memory_requests import RequestCounter
@@ -21,13 +21,6 @@ from labkit.simt.rewrite import rewrite
 from labkit.simt.stubs import SHUFFLES
 from labkit.simt.typed_numbers import is_undefined, typed_scalar, undefined_of
 from labkit.simt.undefined import ToTracked
-
-
-def _literal(node):
-    """The value of a literal, optionally negated; else None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return -node.operand.value
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _same_memory(a, b):
@@ -113,11 +106,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     @staticmethod
     def _atomic(op):
-        return lambda a, i, value: a.atomic(op, i, value, None, sys._getframe(1))
-
-    @staticmethod
-    def _compare_and_swap(a, i, old, new):
-        return a.atomic("cas", i, old, new, sys._getframe(1))
+        return lambda a, i, value, extra=None: a.atomic(op, i, value, extra, sys._getframe(1))
 
     def _shared(self, declaration):
         array, address = self._shared_array(declaration)
@@ -152,13 +141,10 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             self.report.used(thread.request[0])
 
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
-        self.report.divergent_barriers.append(
-            KernelFinding(
-                "divergent_barrier", self.program.name, list(lines) or [line],
-                [t.where for t in others] or ([thread.where] if thread else []),
-                thread.block if thread else block, op, index, f"line {line}: {sentence}",
-            )
-        )  # fmt: skip
+        threads = [t.where for t in others] or ([thread.where] if thread else [])
+        self.report.divergent_barriers.append(KernelFinding(
+            "divergent_barrier", self.program.name, list(lines) or [line], threads,
+            thread.block if thread else block, op, index, f"line {line}: {sentence}"))
         return []
 
     # ---------------- what intrinsics ask
@@ -175,17 +161,17 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def _array_name(self, array, frame):
         return array.name
 
-    def _beyond(self, kind, name, array, i, count, line, frame):
-        verb = "reads" if kind == "load" else "writes"
+    def _found(self, kind, observed, index, line, sentence):
+        """A finding about what this thread does to an array."""
         thread = self.current
-        self.report.outside(
-            KernelFinding(
-                "out_of_bounds", self.program.name, [line], [thread.where], thread.block, array.name, (i,),
-                f"line {line}: {self.who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
-                f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
-            ),
-            array.name, line, writes=kind != "load",
-        )  # fmt: skip
+        return KernelFinding(kind, self.program.name, [line], [thread.where], thread.block, observed.name, tuple(index),
+                             f"line {line}: {self.who(thread)} {sentence}")
+
+    def _beyond(self, kind, name, array, i, count, line, frame):
+        sentence = (f"{'reads' if kind == 'load' else 'writes'} elements {i} to {i + count - 1} of {array.name} with "
+                    f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.")
+        finding = self._found("out_of_bounds", array, (i,), line, sentence)
+        self.report.outside(finding, array.name, line, writes=kind != "load")
 
     def widely(self, kind, name, observed, i, count, line, frame):
         """One request of the warp, as wide as its elements together; each of them is an access for races."""
@@ -269,41 +255,21 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             memory.written.update(range(address, address + observed.itemsize))
 
     def out_of_bounds(self, observed, index, frame, verb):
-        parts = index if isinstance(index, tuple) else (index,)
-        thread, line = self.current, frame.f_lineno
+        parts, line = index if isinstance(index, tuple) else (index,), frame.f_lineno
         why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
-        self.report.outside(
-            KernelFinding(
-                "out_of_bounds",
-                self.program.name,
-                [line],
-                [thread.where],
-                thread.block,
-                observed.name,
-                tuple(parts),
-                f"line {line}: {self.who(thread)} {verb} {observed.shown}[{shown_index(parts)}], outside its shape "
-                f"{observed.shape}{why}.",
-            ),
-            observed.name,
-            line,
-            writes=verb != "reads",
-        )
+        sentence = f"{verb} {observed.shown}[{shown_index(parts)}], outside its shape {observed.shape}{why}."
+        finding = self._found("out_of_bounds", observed, parts, line, sentence)
+        self.report.outside(finding, observed.name, line, writes=verb != "reads")
 
     def wrapped(self, observed, index):
         """A negative index counts from the end, as in Numba: what an i - 1 at 0 seldom means. -1 in the source is."""
-        thread, line = self.current, self._kernel_line()
+        line = self._kernel_line()
         negative = {part for part in index if not isinstance(part, slice) and part is not Ellipsis and part < 0}
         if negative <= self._negative_literals().get(line, set()):
             return
-        element = f"{observed.shown}[{shown_index(index)}]"
-        self.report.wrapped_index(
-            KernelFinding(
-                "warning", self.program.name, [line], [thread.where], thread.block, observed.name, tuple(index),
-                f"line {line}: {self.who(thread)} uses {element}: a negative index counts from the end of the array, "
-                f"whose shape is {observed.shape}.",
-            ),
-            observed.name, line,
-        )  # fmt: skip
+        sentence = (f"uses {observed.shown}[{shown_index(index)}]: a negative index counts from the end of the array, "
+                    f"whose shape is {observed.shape}.")
+        self.report.wrapped_index(self._found("warning", observed, index, line, sentence), observed.name, line)
 
     def _negative_literals(self):
         """{line: negative literals used there as an index}."""
@@ -312,7 +278,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             for node in ast.walk(self.module):
                 if isinstance(node, ast.Subscript):
                     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-                    literals = {_literal(part) for part in parts}
+                    literals = set(map(integer_literal, parts))
                     self.negative_literals.setdefault(node.lineno, set()).update(literals)
         return self.negative_literals
 
@@ -326,17 +292,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             self.unwritten.append((memory, address, self._uninitialized(observed, index, line)))
 
     def _uninitialized(self, observed, index, line):
-        thread = self.current
-        element = f"{observed.shown}[{shown_index(index)}]"
         kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
-        kind = kinds[observed.memory.space]
-        return KernelFinding(
-            "uninitialized_read",
-            self.program.name,
-            [line],
-            [thread.where],
-            thread.block,
-            observed.name,
-            index,
-            f"line {line}: {self.who(thread)} reads {element}, {kind} that nothing has written yet.",
-        )
+        sentence = (f"reads {observed.shown}[{shown_index(index)}], {kinds[observed.memory.space]} that nothing has "
+                    "written yet.")
+        return self._found("uninitialized_read", observed, index, line, sentence)

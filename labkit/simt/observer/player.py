@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.simt.observer.kept_launch import KEPT_BYTES
+from labkit.simt.observer.race_orders import orders
 from labkit.simt.observer.recorder import Recording
 from labkit.simt.observer.trace import encoded
 from labkit.simt.store import ABANDONED
@@ -32,7 +33,10 @@ def play(report, block=None):
             f"{KEPT_BYTES:,}: observe it at a smaller size"
         )
     recording = Recording(launch, _blocks(report, block)).record()
-    return Player(encoded(recording, report), report)
+    trace = encoded(recording, report)
+    trace["orders"] = [{"name": name, "text": text, **encoded(other, report, wrong)}
+                       for name, text, other, wrong in orders(recording)]
+    return Player(trace, report)
 
 
 def _blocks(report, asked):

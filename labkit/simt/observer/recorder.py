@@ -21,6 +21,7 @@ from labkit.simt.observer.report import Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray
 
 MOST_STEPS = 12_000  # that are recorded; of several blocks together
+AHEAD = 4_000  # steps of a warp that runs ahead between two barriers: it may wait for the others
 ALONE = 1_000  # steps of a warp after which lanes that were left behind get a turn: the others may wait for them
 COMPARED_BYTES = 1 << 18  # global arrays up to this size are checked for writes that no thread made
 # kinds of steps
@@ -138,14 +139,18 @@ class RecordedReport(Report):
 
 
 class Recording(Observation):
-    """Replay a kept launch in lockstep. blocks: indices of the blocks to record, the first to show in front."""
+    """Replay a kept launch in lockstep. blocks: indices of the blocks to record, the first to show in front.
+
+    The warps take turns, or, to play a race in either order: `ahead`, a warp that goes first, as far as it gets between
+    two barriers; `held`, a line before which each warp waits for the others, as if a barrier stood there.
+    """
 
     marks_statements, doing = True, "recorded"
 
-    def __init__(self, launch, blocks):
+    def __init__(self, launch, blocks, ahead=None, held=None):
         super().__init__(launch.function, launch.grid, launch.block, launch.shared_bytes, launch.args)
         self.report = RecordedReport(self.program.name, self.program.filename, launch.grid, launch.block)
-        self.launch, self.block_ids = launch, list(blocks)
+        self.launch, self.block_ids, self.ahead, self.held = launch, list(blocks), ahead, held
         self.owners = [(Allocation("global", m.content.copy(), m.known, m.base)) for m in launch.memories]
         self.arrays, self.live, self.accesses, self.race_address = {}, {}, {}, 0
         self.traces, self.trace, self.step, self.round, self.stopped = {}, None, None, 0, ""
@@ -219,12 +224,31 @@ class Recording(Observation):
                 self._begin(STATEMENT, w, self.trace.last_line.get(w, self.program.line), ended)
                 self._end(ended)
         ahead = [0] * len(warps)  # steps of each warp in which some lanes were left behind
+        if self.ahead is not None and self.ahead < len(warps):
+            for _ in range(AHEAD):
+                self.round += 1
+                if not self._turn(self.ahead, warps[self.ahead], ahead):
+                    break
         going = True
         while going:
             self.round += 1
-            going = False
-            for w, lanes in enumerate(warps):
-                going |= self._turn(w, lanes, ahead)
+            free = [w for w, lanes in enumerate(warps) if self.held is None or self._next_line(lanes) != self.held]
+            going = self._turns(free, warps, ahead)
+            if not going:  # all that can go on have arrived
+                going = self._turns([w for w in range(len(warps)) if w not in free], warps, ahead)
+
+    def _turns(self, chosen, warps, ahead):
+        """One step of each of these warps. False if none can go on."""
+        going = False
+        for w in chosen:
+            going |= self._turn(w, warps[w], ahead)
+        return going
+
+    @staticmethod
+    def _next_line(lanes):
+        """The line of the statement that a warp executes in its next turn; None where it has none."""
+        ready = [t.request for t in lanes if t.request is not None and t.request[0] == MARK]
+        return min(ready, key=lambda request: request[1])[2] if ready else None
 
     def _record_block(self, b):
         """Start recording a block, or continue after a barrier."""

@@ -7,32 +7,17 @@ that were asked for over the bytes of the sectors moved.
 
 import html
 import linecache
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from labkit.simt.observer.drawing import DRAWN, draw_accesses
 
 KEPT = 50  # findings of one kind that are kept; the rest are counted
-COUNTS = (
-    "global_loads",
-    "global_stores",
-    "global_atomics",
-    "shared_loads",
-    "shared_stores",
-    "shared_atomics",
-    "bytes_loaded",
-    "bytes_stored",
-    "global_requests",
-    "shared_requests",
-    "sectors",
-    "lines_128",
-    "bytes_wanted",
-    "bank_conflicts",
-    "barriers",
-    "branches",
-    "divergent_branches",
-    "out_of_bounds_writes",
-    "out_of_bounds_reads",
-)
+COUNTS = ("global_loads", "global_stores", "global_atomics", "shared_loads", "shared_stores", "shared_atomics",
+          "bytes_loaded", "bytes_stored", "global_requests", "shared_requests", "sectors", "lines_128", "bytes_wanted",
+          "bank_conflicts", "barriers", "branches", "divergent_branches", "out_of_bounds_writes",
+          "out_of_bounds_reads")  # fmt: skip
+COLUMNS = ("loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent")  # of the table of lines
 
 
 @dataclass
@@ -170,35 +155,24 @@ class Report:
                  "benign_races", "warnings")  # fmt: skip
         by_kind = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
         return {
-            "kernel": self.kernel,
-            "grid": list(self.grid),
-            "block": list(self.block),
-            "ok": self.ok,
-            **by_kind,
-            "counts": self.counts,
-            "coalescing": self.coalescing,
+            "kernel": self.kernel, "grid": list(self.grid), "block": list(self.block), "ok": self.ok, **by_kind,
+            "counts": self.counts, "coalescing": self.coalescing,
             "lines": {str(line): counts for line, counts in sorted(self.lines.items())},
-        }
+        }  # fmt: skip
 
     def rows(self):
         """(line, source text, {column: number}) for each line that touches memory or branches."""
         for line, counts in sorted(self.lines.items()):
-            sectors, requests = counts.get("sectors", 0), counts.get("global_requests", 0)
-            yield (
-                line,
-                linecache.getline(self.filename, line).strip(),
-                {
-                    "loads": counts.get("global_loads", 0) + counts.get("shared_loads", 0),
-                    "stores": counts.get("global_stores", 0)
-                    + counts.get("shared_stores", 0)
-                    + counts.get("global_atomics", 0)
-                    + counts.get("shared_atomics", 0),
-                    "sectors a request": sectors / requests if requests else None,
-                    "bank conflicts": counts.get("bank_conflicts", 0) if counts.get("shared_requests") else None,
-                    "barriers": counts.get("barriers") or None,
-                    "divergent": counts.get("divergent_branches") or None,
-                },
+            number = Counter(counts)
+            values = (
+                number["global_loads"] + number["shared_loads"],
+                sum(number[f"{space}_{kind}"] for space in ("global", "shared") for kind in ("stores", "atomics")),
+                number["sectors"] / number["global_requests"] if number["global_requests"] else None,
+                number["bank_conflicts"] if number["shared_requests"] else None,
+                number["barriers"] or None,
+                number["divergent_branches"] or None,
             )
+            yield line, linecache.getline(self.filename, line).strip(), dict(zip(COLUMNS, values, strict=True))
 
     def _headline(self):
         counts = self.counts
@@ -223,41 +197,30 @@ class Report:
         lines += [f"- {race}" for race in self.benign_races]
         return "\n".join([*lines, *(f"- warning: {warning}" for warning in self.warnings)])
 
+    def _title(self):
+        return f"{self.kernel}, grid {self.grid}, block {self.block}, observed"
+
     def __repr__(self):
-        lines = [
-            f"{self.kernel}, grid {self.grid}, block {self.block}, observed",
-            self._verdict(),
-            "",
-            self._headline(),
-            "",
-        ]
-        names = ["loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent"]
-        rows = [(str(line), *(_text(values[n]) for n in names), text[:60]) for line, text, values in self.rows()]
-        header = ("line", *names, "source")
-        widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
-        for row in [header, *rows]:
-            cells = [
-                cell.ljust(w) if k == len(header) - 1 else cell.rjust(w)
-                for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
+        rows = [("line", *COLUMNS, "source")]
+        rows += [(str(line), *map(_text, values.values()), text[:60]) for line, text, values in self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [self._title(), self._verdict(), "", self._headline(), ""]
+        for *numbers, text in rows:
+            lines.append("  ".join([*(n.rjust(w) for n, w in zip(numbers, widths, strict=False)), text]).rstrip())
         return "\n".join(lines)
 
     def _repr_html_(self):
-        names = ["loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent"]
         lines = self._verdict().split("\n")
         verdict = "".join(f"<li>{html.escape(line.removeprefix('- '))}</li>" for line in lines)
         verdict = f"<ul>{verdict}</ul>" if self.findings or len(lines) > 1 else f"<p>{html.escape(lines[0])}</p>"
-        head = "".join(f"<th>{n}</th>" for n in names)
+        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
         body = "".join(
-            f"<tr><td>{line}</td>"
-            + "".join(f"<td>{_text(values[n])}</td>" for n in names)
-            + f"<td style='text-align:left'><code>{html.escape(text)}</code></td></tr>"
+            f"<tr><td>{line}</td>{''.join(f'<td>{_text(value)}</td>' for value in values.values())}"
+            f"<td style='text-align:left'><code>{html.escape(text)}</code></td></tr>"
             for line, text, values in self.rows()
         )
-        title = f"{self.kernel}, grid {self.grid}, block {self.block}, observed"
         return (
-            f"<div><strong>{html.escape(title)}</strong>{verdict}<p>{self._headline()}</p>"
+            f"<div><strong>{html.escape(self._title())}</strong>{verdict}<p>{self._headline()}</p>"
             f"<table><thead><tr><th>line</th>{head}<th style='text-align:left'>source</th></tr></thead>"
             f"<tbody>{body}</tbody></table></div>"
         )
@@ -278,6 +241,7 @@ class Report:
 
         block: the number of the block to show first, or its (x, y, z); the first with a fault if None, else block 0.
         All blocks can be chosen in a launch of up to 16 with 2,048 threads together; of a larger one, one is recorded.
+        A race between warps of a block can also be played in an order that gives a wrong result, and in a right one.
         Returns a Player, which a notebook shows; its save("file.html") writes one HTML file. The launch runs once more,
         on a copy of what it began with. Raises ValueError for arrays of more than 16 MB together.
         """

@@ -19,6 +19,8 @@ from pathlib import PurePath
 
 import numpy as np
 
+from labkit.simt.errors import coordinates, short_position
+
 MOST_CELLS = 16_384  # of an array that are shown
 ALL_CELLS = 4_096  # an array up to this size is shown whole; of a larger one, what the launch touches
 KINDS = ("load", "store", "atomic", "outside")
@@ -26,8 +28,9 @@ TITLES = {"race": "Race", "out_of_bounds": "Out of bounds", "divergent_barrier":
           "uninitialized_read": "Read of unwritten memory"}  # fmt: skip
 
 
-def encoded(recording, report):
-    """The recording as an object for JSON. report: of the plain observation, for what the recording did not meet."""
+def encoded(recording, report, wrong=None):
+    """The recording as an object for JSON. report: of the plain observation, for what the recording did not meet.
+    wrong: {index of a step: {array: elements}} of what it writes that is shown as wrong."""
     encoder = _Encoder(recording)
     findings = recording.report.findings or report.findings
     return {
@@ -42,6 +45,8 @@ def encoded(recording, report):
         "first": next((k for k, b in enumerate(encoder.blocks) if b["number"] == recording.block_ids[0]), 0),
         "findings": [encoder.finding(finding) for finding in findings],
         "notes": _notes(recording, encoder),
+        "wrong": {step: {encoder.array_ids[name]: elements for name, elements in arrays.items()}
+                  for step, arrays in (wrong or {}).items()},
     }
 
 
@@ -177,11 +182,10 @@ class _Encoder:
                     last[array_id] = stream.runs(elements, last.get(array_id, 0))
                     columns.setdefault(array_id, []).extend(value for _, value in pairs)
             warp, round_, masks[step.warp], lines[step.warp] = step.warp, step.round, step.mask, row
-        gx, gy, _ = self.recording.grid
-        b = trace.block
-        label = self.recording.short((b % gx, b // gx % gy, b // (gx * gy)), self.recording.grid)
+        grid = self.recording.grid
+        label = short_position(coordinates(trace.block, grid), grid)
         return {
-            "number": b, "label": label, "steps": len(trace.steps), "stream": _base64(stream.bytes),
+            "number": trace.block, "label": label, "steps": len(trace.steps), "stream": _base64(stream.bytes),
             "values": {str(k): self._values(k, values) for k, values in columns.items()},
             "changed": {str(self.array_ids[name]): self._changed(name, *delta) for name, delta in trace.changed.items()
                         if name in self.array_ids},

@@ -210,26 +210,24 @@ class Intrinsics:
 
     def barrier(self, name, bars, i, line, thread=None):
         """The mbarrier bars[i]; a fault if it is none."""
-        i = int(i)
-        address = self.execution.address(bars) + 8 * i
+        mbarrier = self.execution.state.barriers.get(self._barrier_address(name, bars, int(i), line, thread))
+        if mbarrier is None:
+            self.fault("assertion", line, f"uses {self._name(bars)}[{int(i)}] with ptx.{name} before any "
+                                 "ptx.mbarrier_init of it", thread)  # fmt: skip
+        return mbarrier
+
+    def _barrier_address(self, name, bars, i, line, thread=None):
         if not 0 <= i < bars.size:
             self.fault("bounds", line, f"uses {self._name(bars)}[{i}] with ptx.{name}, and there are "
                                  f"{bars.size} barriers", thread)  # fmt: skip
-        mbarrier = self.execution.state.barriers.get(address)
-        if mbarrier is None:
-            self.fault("assertion", line, f"uses {self._name(bars)}[{i}] with ptx.{name} before any "
-                                 "ptx.mbarrier_init of it", thread)  # fmt: skip
-        return mbarrier
+        return self.execution.address(bars) + 8 * i
 
     def mbarrier_init(self, bars, i, count):
         i, line = int(i), sys._getframe(1).f_lineno
         if bars.itemsize != 8:
             self.fault("assertion", line, f"makes a barrier of an element of {bars.dtype}: mbarriers live in a "
                                  "shared array of uint64")  # fmt: skip
-        if not 0 <= i < bars.size:
-            self.fault("bounds", line, f"uses {self._name(bars)}[{i}] with ptx.mbarrier_init, and there are "
-                                 f"{bars.size} barriers")  # fmt: skip
-        address = self.execution.address(bars) + 8 * i
+        address = self._barrier_address("mbarrier_init", bars, i, line)
         self._in_window("mbarrier_init", bars, address, line)
         self.execution.state.barriers[address] = MBarrier(f"{self._name(bars)}[{i}]", int(count))
 

@@ -11,7 +11,7 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
 
 from labkit.simt.runtime.operators import OPERATORS, narrows
-from labkit.simt.runtime.shared_function import never_inline, shared_function
+from labkit.simt.runtime.shared_function import never_inline, overloaded, shared_function
 from labkit.simt.runtime.signatures import signature_of
 
 
@@ -268,11 +268,8 @@ def _rounding(name):
     """math.floor and its kind, which give a float on a GPU; of a float16 a float32."""
     function = getattr(np, name)
 
+    @overloaded
     def rounding(x):
-        raise NotImplementedError
-
-    @overload(rounding)
-    def _(x):
         kind = signature_of(getattr(math, name), x).return_type
         return lambda x: function(kind(x))
 
@@ -282,12 +279,9 @@ def _rounding(name):
 floor, ceil, trunc = _rounding("floor"), _rounding("ceil"), _rounding("trunc")
 
 
+@overloaded
 def round_digits(x, digits):
     """round(x, digits), as numba.cuda computes it: in float64, half to even. Numba's CPU target keeps to float32."""
-
-
-@overload(round_digits)
-def _round_digits(x, digits):
     if not isinstance(x, types.Float):
         return lambda x, digits: round(x, digits)
 
@@ -307,12 +301,9 @@ def _round_digits(x, digits):
     return typed
 
 
+@overloaded
 def remainder(x, y):
     """x - n*y for the integer n nearest to x/y, ties to even: math.remainder, which Numba's CPU target lacks."""
-
-
-@overload(remainder)
-def _remainder_overload(x, y):
     kind = signature_of(math.remainder, x, y).return_type
     return lambda x, y: _remainder(kind(x), kind(y))
 
@@ -328,32 +319,23 @@ def _remainder(x, y):
     return -result if x < 0 else result
 
 
+@overloaded
 def fmod(x, y):
     """math.fmod: x - n*y, with the sign of x. Numba's CPU target takes integers for something else."""
-
-
-@overload(fmod)
-def _fmod_overload(x, y):
     kind = signature_of(math.fmod, x, y).return_type
     return lambda x, y: np.fmod(kind(x), kind(y))
 
 
+@overloaded
 def ldexp(x, n):
     """math.ldexp, of small integers as a float32, as on a GPU."""
-
-
-@overload(ldexp)
-def _ldexp_overload(x, n):
     kind, exponent = signature_of(math.ldexp, x, n).args
     return lambda x, n: math.ldexp(kind(x), exponent(n))
 
 
+@overloaded
 def frexp(x):
     """math.frexp, of small integers as a float32, as on a GPU."""
-
-
-@overload(frexp)
-def _frexp_overload(x):
     (kind,) = signature_of(math.frexp, x).args
     return lambda x: math.frexp(kind(x))
 
@@ -378,12 +360,9 @@ def _modf(x):
     return np.copysign(fraction, x), integral
 
 
+@overloaded
 def selp(test, a, b):
     """a if test else b; a and b of one type, as on a GPU."""
-
-
-@overload(selp)
-def _selp(test, a, b):
     if types.unliteral(a) != types.unliteral(b):
         raise NumbaTypeError(f"cuda.selp needs two values of one type, not {a} and {b}")
     return lambda test, a, b: a if test else b

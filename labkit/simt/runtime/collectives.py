@@ -7,10 +7,9 @@ None is inlined: a kernel with many collectives would take LLVM a minute.
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from labkit.simt.runtime.fault_record import BARRIER, STRICT, WARNED, WARP_MASK, WARP_SELF, WARP_SOURCE, fail
-from labkit.simt.runtime.shared_function import never_inline, shared_function
+from labkit.simt.runtime.shared_function import never_inline, overloaded, shared_function
 
 
 @shared_function
@@ -86,12 +85,9 @@ def check_mask(member, t, active, alive, err, tb, b, site):
     return bits & active[w]
 
 
+@overloaded
 def undefined(values):
     """What a shuffle gives of a lane that its mask leaves out, and a GPU leaves undefined: NaN, or -1."""
-
-
-@overload(undefined)
-def _undefined(values):
     kind, value = values.dtype, np.nan if isinstance(values.dtype, types.Float) else -1
     return lambda values: kind(value)
 

@@ -29,10 +29,7 @@ def _test(function):
     return lambda a, b: function(np.float32(np.float16(a)), np.float32(np.float16(b)))
 
 
-def _plain(function):
-    return register_jitable(function)
-
-
+_plain = register_jitable
 for _name, _function in {
     "habs": np.fabs, "hceil": np.ceil, "hcos": np.cos, "hexp": np.exp, "hfloor": np.floor, "hlog": np.log,
     "hlog10": np.log10, "hlog2": np.log2, "hneg": _plain(lambda x: -x), "hrcp": _plain(lambda x: np.float32(1) / x),

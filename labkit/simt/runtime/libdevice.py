@@ -76,68 +76,18 @@ def _saturated(x):
     return 1 if x > 1 else x if x > 0 else 0 * _magnitude(x) if x == x else 0
 
 
-@register_jitable
-def _identity(x):
-    return x
-
-
-@register_jitable
-def _reciprocal(x):
-    return 1 / x
-
-
-@register_jitable
-def _reciprocal_root(x):
-    return 1 / np.sqrt(x)
-
-
-@register_jitable
-def _reciprocal_cube_root(x):
-    return 1 / np.cbrt(x)
-
-
-@register_jitable
-def _power_of_ten(x):
-    return np.power(np.float64(10), np.float64(x))
-
-
-@register_jitable
-def _power_of_two(x):
-    return np.exp2(x)
-
-
-@register_jitable
-def _normal_distribution(x):
-    return 0.5 * math.erfc(-x / math.sqrt(2.0))
-
-
-@register_jitable
-def _add(x, y):
-    return x + y
-
-
-@register_jitable
-def _subtract(x, y):
-    return x - y
-
-
-@register_jitable
-def _multiply(x, y):
-    return x * y
-
-
-@register_jitable
-def _divide(x, y):
-    return x / y
-
-
+_plain = register_jitable
+_reciprocal_root, _power_of_ten = _plain(lambda x: 1 / np.sqrt(x)), _plain(lambda x: np.power(10.0, np.float64(x)))
+_identity, _divide = _plain(lambda x: x), _plain(lambda x, y: x / y)
+_normal_distribution = _plain(lambda x: 0.5 * math.erfc(-x / math.sqrt(2.0)))
+_is_negative = _plain(lambda x: np.copysign(1, x) < 0)
 for _name, _function in {
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
     "atanh": np.arctanh, "cbrt": np.cbrt, "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "cospi": _cosine_of_pi,
-    "erf": math.erf, "erfc": math.erfc, "exp": np.exp, "exp10": _power_of_ten, "exp2": _power_of_two,
+    "erf": math.erf, "erfc": math.erfc, "exp": np.exp, "exp10": _power_of_ten, "exp2": np.exp2,
     "expm1": np.expm1, "fabs": np.fabs, "floor": np.floor, "lgamma": math.lgamma, "log": np.log, "log10": np.log10,
     "log1p": np.log1p, "log2": np.log2, "nearbyint": np.rint, "normcdf": _normal_distribution,
-    "rcbrt": _reciprocal_cube_root, "rint": np.rint, "round": _away_from_zero, "rsqrt": _reciprocal_root,
+    "rcbrt": _plain(lambda x: 1 / np.cbrt(x)), "rint": np.rint, "round": _away_from_zero, "rsqrt": _reciprocal_root,
     "sin": np.sin, "sinh": np.sinh, "sinpi": _sine_of_pi, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh,
     "tgamma": math.gamma, "trunc": np.trunc,
 }.items():  # fmt: skip
@@ -156,10 +106,11 @@ _define("fast_powf", 2, _two(np.power, np.float32))
 _define("fast_fdividef", 2, _two(_divide, np.float32))
 _define("saturatef", 1, _one(_saturated, np.float32))
 for _letter, _type in (("f", np.float32), ("d", np.float64)):
-    for _name, _function in {"add": _add, "mul": _multiply, "div": _divide, "sub": _subtract}.items():
+    for _name, _function in {"add": _plain(lambda x, y: x + y), "mul": _plain(lambda x, y: x * y), "div": _divide,
+                             "sub": _plain(lambda x, y: x - y)}.items():  # fmt: skip
         if (_letter, _name) != ("d", "sub"):  # CUDA has none
             _define(f"{_letter}{_name}_rn", 2, _two(_function, _type))
-    _define(f"{_letter}rcp_rn", 1, _one(_reciprocal, _type))
+    _define(f"{_letter}rcp_rn", 1, _one(_plain(lambda x: 1 / x), _type))
     _define(f"{_letter}sqrt_rn", 1, _one(np.sqrt, _type))
 _define("frsqrt_rn", 1, _one(_reciprocal_root, np.float32))
 
@@ -212,11 +163,6 @@ _define("fast_sincosf", 1, _pair(np.sin, np.cos, np.float32))
 # ---------------------------------------------------------------- tests, conversions, bits
 
 
-@register_jitable
-def _is_negative(x):
-    return np.copysign(1, x) < 0
-
-
 for _name, _function in {"isnan": np.isnan, "isinf": np.isinf, "signbit": _is_negative}.items():
     for _letter, _type in (("f", np.float32), ("d", np.float64)):
         _define(f"{_name}{_letter}", 1, _one(_function, _type, np.int32))
@@ -255,31 +201,6 @@ _define("ll2double_rn", 1, _one(_identity, np.int64, np.float64))
 
 
 # ---------------------------------------------------------------- integers
-
-
-@register_jitable
-def _high_half(x, y):
-    return (np.int64(x) * np.int64(y)) >> np.int64(32)
-
-
-@register_jitable
-def _average(x, y):
-    return (np.int64(x) + np.int64(y)) >> np.int64(1)
-
-
-@register_jitable
-def _rounded_average(x, y):
-    return (np.int64(x) + np.int64(y) + np.int64(1)) >> np.int64(1)
-
-
-@register_jitable
-def _larger(x, y):
-    return x if x > y else y
-
-
-@register_jitable
-def _smaller(x, y):
-    return x if x < y else y
 
 
 @register_jitable
@@ -352,10 +273,14 @@ def _sum_of_differences(x, y, z):
 
 _define("abs", 1, _of_int32(_magnitude, 1))
 _define("llabs", 1, _one(_magnitude, np.int64))
-for _name, _function in {"max": _larger, "min": _smaller}.items():
+for _name, _function in {"max": lambda x, y: x if x > y else y, "min": lambda x, y: x if x < y else y}.items():
+    _function = _plain(_function)
     _define(_name, 2, _of_int32(_function, 2))
     _define(f"ll{_name}", 2, _two(_function, np.int64))
-_define("mulhi", 2, _of_int32(_high_half, 2))
-_define("hadd", 2, _of_int32(_average, 2))
-_define("rhadd", 2, _of_int32(_rounded_average, 2))
+for _name, _function in {
+    "mulhi": lambda x, y: (np.int64(x) * np.int64(y)) >> np.int64(32),
+    "hadd": lambda x, y: (np.int64(x) + np.int64(y)) >> np.int64(1),
+    "rhadd": lambda x, y: (np.int64(x) + np.int64(y) + np.int64(1)) >> np.int64(1),
+}.items():
+    _define(_name, 2, _of_int32(_plain(_function), 2))
 _define("sad", 3, _sum_of_differences)

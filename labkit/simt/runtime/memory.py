@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
-from numba.extending import intrinsic, overload, register_jitable
+from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import load_item, populate_array, store_item
 
 from labkit.simt.runtime.fault_record import (
@@ -19,7 +19,7 @@ from labkit.simt.runtime.fault_record import (
     fail,
     field,
 )
-from labkit.simt.runtime.shared_function import never_inline, shared_function
+from labkit.simt.runtime.shared_function import never_inline, overloaded, shared_function
 from labkit.simt.runtime.vector_types import is_vector
 
 _I64 = ir.IntType(64)
@@ -221,12 +221,9 @@ def step(typing_context, value, err, t, b, site):
 # ---------------------------------------------------------------- views
 
 
+@overloaded
 def reshape(array, shape, err, t, b, site):
     """array.reshape(shape): faults where the number of elements is another."""
-
-
-@overload(reshape)
-def _reshape(array, shape, err, t, b, site):
     if not isinstance(array, types.Array):
         raise NumbaTypeError(f"{array} has no shape to change")
     if array.layout != "C":

@@ -63,28 +63,22 @@ def clear_queues(err, threads):
         poke64(queue + 16, 0)
 
 
-@register_jitable
-def cp_async_16(shared, i, array, j, valid, err, t, b, site, other):
-    size = np.int64(valid)
-    if size < 0 or size > 16:
-        fail(COPY_SIZE, err, t, b, other, size, 16, 0)
-    target = checked_address(shared, i, 16, 16, err, t, b, site)
-    source = np.int64(0)
-    if size > 0:
-        source = checked_address(array, j, size, 16, err, t, b, other)
-    start_copy(err[ASYNC] + t * QUEUE_BYTES, target, source, 16, size)
+def _cp_async(nbytes):
+    @register_jitable
+    def start(shared, i, array, j, valid, err, t, b, site, other):
+        size = np.int64(valid)
+        if size < 0 or size > nbytes:
+            fail(COPY_SIZE, err, t, b, other, size, nbytes, 0)
+        target = checked_address(shared, i, nbytes, nbytes, err, t, b, site)
+        source = np.int64(0)
+        if size > 0:
+            source = checked_address(array, j, size, nbytes, err, t, b, other)
+        start_copy(err[ASYNC] + t * QUEUE_BYTES, target, source, nbytes, size)
+
+    return start
 
 
-@register_jitable
-def cp_async_4(shared, i, array, j, valid, err, t, b, site, other):
-    size = np.int64(valid)
-    if size < 0 or size > 4:
-        fail(COPY_SIZE, err, t, b, other, size, 4, 0)
-    target = checked_address(shared, i, 4, 4, err, t, b, site)
-    source = np.int64(0)
-    if size > 0:
-        source = checked_address(array, j, size, 4, err, t, b, other)
-    start_copy(err[ASYNC] + t * QUEUE_BYTES, target, source, 4, size)
+cp_async_16, cp_async_4 = _cp_async(16), _cp_async(4)
 
 
 @register_jitable

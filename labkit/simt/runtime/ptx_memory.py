@@ -164,41 +164,35 @@ def _word(array):
 _FOUR = ((2, 4), "4-byte types, and 2-byte types, which travel as four uint32 words")
 
 
-def _load4():
-    @intrinsic
-    def load(typing_context, array, i, err, t, b, site):
-        _check_array(array, *_FOUR)
-        _check_index(i)
-        word = _word(array)
+@intrinsic
+def load_global4(typing_context, array, i, err, t, b, site):
+    _check_array(array, *_FOUR)
+    _check_index(i)
+    word = _word(array)
 
-        def codegen(context, builder, signature, arguments):
-            address = _address_of(context, builder, signature, arguments, 16, 16)
-            ty = context.get_value_type(word)
-            return cgutils.pack_array(builder, [builder.load(_pointer(builder, address, ty, 4 * k)) for k in range(4)])
+    def codegen(context, builder, signature, arguments):
+        address = _address_of(context, builder, signature, arguments, 16, 16)
+        ty = context.get_value_type(word)
+        return cgutils.pack_array(builder, [builder.load(_pointer(builder, address, ty, 4 * k)) for k in range(4)])
 
-        return types.UniTuple(word, 4)(array, i, err, t, b, site), codegen
-
-    return load
+    return types.UniTuple(word, 4)(array, i, err, t, b, site), codegen
 
 
-def _store4():
-    @intrinsic
-    def store(typing_context, array, i, x, y, z, w, err, t, b, site):
-        _check_array(array, *_FOUR)
-        _check_index(i)
-        _check_mutable(array)
-        word = _word(array)
+@intrinsic
+def store_global4(typing_context, array, i, x, y, z, w, err, t, b, site):
+    _check_array(array, *_FOUR)
+    _check_index(i)
+    _check_mutable(array)
+    word = _word(array)
 
-        def codegen(context, builder, signature, arguments):
-            address = _address_of(context, builder, signature, arguments, 16, 16)
-            ty = context.get_value_type(word)
-            for k, value in enumerate(arguments[2:6]):
-                builder.store(value, _pointer(builder, address, ty, 4 * k))
-            return context.get_dummy_value()
+    def codegen(context, builder, signature, arguments):
+        address = _address_of(context, builder, signature, arguments, 16, 16)
+        ty = context.get_value_type(word)
+        for k, value in enumerate(arguments[2:6]):
+            builder.store(value, _pointer(builder, address, ty, 4 * k))
+        return context.get_dummy_value()
 
-        return types.void(array, i, *[word] * 4, err, t, b, site), codegen
-
-    return store
+    return types.void(array, i, *[word] * 4, err, t, b, site), codegen
 
 
 def _store_pair(convert, dtype):
@@ -223,6 +217,6 @@ def _check_mutable(array):
         raise NumbaTypeError("cannot store into a read-only array")
 
 
-load_global4, load_nc4, load_shared4 = _load4(), _load4(), _load4()
-store_global4, store_shared4 = _store4(), _store4()
+load_nc4 = load_shared4 = load_global4
+store_shared4 = store_global4
 store_global_half2, store_global_bf162 = _store_pair(float_to_half, "float16"), _store_pair(float_to_bf16, "uint16")

@@ -1,11 +1,14 @@
-"""Numba functions that kernels share: compiled once, cached on disk, called by the kernels rather than inlined."""
+"""Numba functions that kernels share: compiled once, cached on disk, called by the kernels rather than inlined.
+
+And functions whose code depends on the types of their arguments.
+"""
 
 import functools
 import hashlib
 from pathlib import Path
 
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from labkit.simt.cache import keep_beside
 
@@ -22,6 +25,15 @@ def _own_files():
     """A digest of the files that shared functions are made from: those of this folder."""
     sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256(b"".join(sources)).hexdigest()
+
+
+def overloaded(typed):
+    """A function for compiled code alone: `typed` takes the types of its arguments and returns the code for them."""
+    def function(*args):
+        raise NotImplementedError(f"{typed.__name__} has a meaning in compiled code only")
+
+    overload(function, strict=False)(typed)
+    return function
 
 
 def without_literals(dispatcher):

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from labkit.course.check.verdict import CheckFailed, Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import asks
 from labkit.simt.observer.report import KernelFinding, Report
+from tests.course.check.written import COUNT, RIGHT, function_exercise, guarded, histogram, kernel, scaling
 
 pytestmark = pytest.mark.cpu_device
 
@@ -40,112 +42,25 @@ def examined(answer, name="scale_vector", **options) -> Verdict:
     return examine(exercises.find(name), answer, **options)
 
 
-@cuda.jit
-def right(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * s
-
-
-@cuda.jit
-def infinite_over_infinite(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        big = np.float32(3e38) * (a[i] * a[i] + np.float32(10.0))
-        out[i] = big / big
-
-
 def plain(a, s, out):
     out[0] = a[0] * s
 
 
-@cuda.jit
-def stub(a, s, out):
-    i = cuda.grid(1)  # noqa: F841
-    ### BEGIN SOLUTION
-    # Your code here
-    pass
-    ### END SOLUTION
-
-
-@cuda.jit
-def nbgraders_stub(a, s, out):
-    i = cuda.grid(1)  # noqa: F841
-    # YOUR CODE HERE
-    raise NotImplementedError()
-
-
-@cuda.jit
-def two_parameters(a, out):
-    out[0] = a[0]
-
-
-@cuda.jit
-def returns(a, s, out):
-    i = cuda.grid(1)
-    return a[i] * s
-
-
-@cuda.jit
-def no_attribute(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i].wide * s
-
-
-@cuda.jit
-def uses_a_dictionary(a, s, out):
-    found = {}
-    found[0] = s
-    out[0] = found[0]
-
-
-@cuda.jit
-def writes_its_input(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        a[i] *= s
-        out[i] = a[i]
-
-
-@cuda.jit
-def barrier_in_a_branch(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        cuda.syncthreads()
-        out[i] = a[i] * s
-
-
-@cuda.jit
-def neighbours_share(a, s, out):
-    shared = cuda.shared.array(128, np.float32)
-    i, t = cuda.grid(1), cuda.threadIdx.x
-    if i < out.size:
-        shared[t] = s
-        out[i] = a[i] * (shared[t - 1] if t > 0 else s)  # no barrier between
-
-
-@cuda.jit
-def every_second(a, s, out):
-    i = 2 * cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * s
-
-
-@cuda.jit
-def first_block(a, s, out):
-    i = cuda.threadIdx.x
-    if i < out.size:
-        out[i] = a[i] * s
-
-
-@cuda.jit
-def never_ends(a, s, out):
-    i = cuda.grid(1)
-    while i < out.size:
-        out[i] = a[i] * s
-
-
+right = kernel("right")
+stub = kernel("stub", "i = cuda.grid(1)\n### BEGIN SOLUTION\n# Your code here\npass\n### END SOLUTION")
+nbgraders_stub = kernel("nbgraders_stub", "i = cuda.grid(1)\n# YOUR CODE HERE\nraise NotImplementedError()")
+two_parameters = kernel("two_parameters", "out[0] = a[0]", parameters="a, out")
+returns = kernel("returns", "i = cuda.grid(1)\nreturn a[i] * s")
+no_attribute = guarded("no_attribute", "out[i] = a[i].wide * s")
+uses_a_dictionary = kernel("uses_a_dictionary", "found = {}\nfound[0] = s\nout[0] = found[0]")
+writes_its_input = guarded("writes_its_input", "a[i] *= s\nout[i] = a[i]")
+barrier_in_a_branch = guarded("barrier_in_a_branch", "cuda.syncthreads()\nout[i] = a[i] * s")
+neighbours_share = kernel("neighbours_share", "shared = cuda.shared.array(128, np.float32)\nt = cuda.threadIdx.x\n"
+                          + RIGHT.replace("out[i] =", "shared[t] = s  # no barrier before it is read\n    out[i] =")
+                          .replace("* s", "* (shared[t - 1] if t > 0 else s)"))
+every_second = kernel("every_second", RIGHT.replace("i = ", "i = 2 * "))
+first_block = kernel("first_block", RIGHT.replace("cuda.grid(1)", "cuda.threadIdx.x"))
+never_ends = kernel("never_ends", RIGHT.replace("if", "while"))
 cpu_only = pytest.mark.skipif(device.on_gpu(), reason="what the CPU device explains")
 
 
@@ -213,19 +128,10 @@ def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
     assert "The launch [1, 128] starts 128 threads for 1 element of the output. Is there a guard" in text
 
 
-@cuda.jit
-def tile_too_small(a, s, out):
-    tile = cuda.shared.array(8, np.float32)
-    tile[cuda.threadIdx.x] = s
-    cuda.syncthreads()
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * tile[0]
-
-
 @cpu_only
 def test_outside_of_an_array_of_the_kernels_own_its_size_is_asked_for_and_no_guard():
-    result = examined(tile_too_small)
+    result = examined(kernel("answer", "tile = cuda.shared.array(8, np.float32)\ntile[cuda.threadIdx.x] = s\n"
+                             "cuda.syncthreads()\n" + RIGHT.replace("* s", "* tile[0]")))
     text = " ".join(result.details)
     assert result.headline == "A thread reaches outside `tile`." and "Is there a guard" not in text
     assert "makes `tile` of the shape (8,), and launches have blocks of 128 threads. Is the array too small" in text
@@ -305,16 +211,8 @@ def test_a_prediction_is_right_only_if_it_is_the_number(idle, right):
     assert verdict.passed == right
 
 
-@cuda.jit
-def under_the_comment(a, s, out):
-    i = cuda.grid(1)
-    # Your code here
-    if i < out.size:
-        out[i] = a[i] * s
-
-
 def test_an_answer_may_keep_the_comment_that_it_stands_under():
-    assert examined(under_the_comment).passed
+    assert examined(kernel("answer", RIGHT.replace("if", "# Your code here\nif"))).passed
     assert examined(stub).kind == "unchanged"
 
 
@@ -336,25 +234,19 @@ def test_the_table_stands_around_the_first_wrong_element():
 
 
 def test_a_nan_that_was_computed_counts_as_written():
-    result = examined(infinite_over_infinite)
+    result = examined(guarded("answer", "big = np.float32(3e38) * (a[i] * a[i] + np.float32(10.0))\n"
+                              "out[i] = big / big"))
     assert not result.passed and "written" not in str(result) and "NaN" in str(result)
-
-
-@cuda.jit
-def last_one_wins(a, out):
-    i = cuda.grid(1)
-    if i < a.size:
-        out[0] = a[i]
 
 
 def test_a_launchers_result_must_not_depend_on_the_order_of_threads():
     """observe sees kernels only: for a launcher the other orders are all there is."""
-    exercise = FunctionExercise(
-        "last", reference=lambda a: a[-1:], inputs=lambda rng, n: np.arange(1, n + 1, dtype=np.float32),
-        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (1,), tolerance=lambda a: 0.0,
-        domain="Made up, for a test.",
-        wrong={"writes nothing": lambda a, out: None, "takes the first": lambda a, out: last_one_wins[1, 1](a, out)})
-    verdict = examine(exercise, lambda a, out: last_one_wins[1, 64](a, out))
+    last = kernel("last", "i = cuda.grid(1)\nif i < a.size:\n    out[0] = a[i]", parameters="a, out")
+    exercise = function_exercise(
+        "last", lambda a: a[-1:], lambda rng, n: np.arange(1, n + 1, dtype=np.float32), ({"n": 40},),
+        shape=lambda n: (1,), tolerance=lambda a: 0.0,
+        wrong={"writes nothing": lambda a, out: None, "takes the first": lambda a, out: last[1, 1](a, out)})
+    verdict = examine(exercise, lambda a, out: last[1, 64](a, out))
     assert verdict.kind == "race" and "depends on the order in which threads run" in verdict.headline
 
 
@@ -366,11 +258,8 @@ def test_one_element_written_beside_the_output_is_enough(element):
         right[1, 64](a, s, out)
         ctypes.c_float.from_address(out._array.ctypes.data + 4 * element).value = 0.5
 
-    exercise = FunctionExercise(
-        "stray", reference=lambda a, s: a * s, inputs=lambda rng, n: (np.ones(n, np.float32), np.float32(2)),
-        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
-        domain="Made up, for a test.",
-        wrong={"writes nothing": lambda a, s, out: None, "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
+    exercise = scaling("stray", wrong={"writes nothing": lambda a, s, out: None,
+                                       "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
     verdict = examine(exercise, stray)
     assert verdict.kind == "out_of_bounds" and verdict.headline == "A thread writes outside the output."
     assert f"element {element} was written" in verdict.details[0]
@@ -378,13 +267,7 @@ def test_one_element_written_beside_the_output_is_enough(element):
 
 
 def test_no_guard_is_asked_for_where_the_first_thread_fails():
-    @cuda.jit
-    def too_far(a, s, out):
-        i = cuda.grid(1)
-        if i < out.size:
-            out[i] = a[i + 1000] * s
-
-    result = str(examined(too_far))
+    result = str(examined(guarded("answer", "out[i] = a[i + 1000] * s")))
     assert "very first thread" in result and "Is there a guard" not in result
 
 
@@ -442,33 +325,13 @@ def test_without_a_checkout_check_works_and_remembers_nothing(monkeypatch, tmp_p
 
 
 def test_integer_outputs_and_outputs_that_start_with_something():
-    @cuda.jit
-    def count(values, out):
-        i = cuda.grid(1)
-        if i < values.size:
-            cuda.atomic.add(out, values[i], 1)
-
-    @cuda.jit
-    def count_without_atomics(values, out):
-        i = cuda.grid(1)
-        if i < values.size:
-            out[values[i]] = 1
-
-    @cuda.jit
-    def nothing(values, out):
-        pass
-
-    histogram = KernelExercise(
-        "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
-        inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
-        sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64), start=lambda values: np.zeros(4),
-        domain="Made up, for a test.",
-        wrong={"counts each value once": count_without_atomics, "counts nothing": nothing},
-    )
-    assert examine(histogram, count).passed
-    result = examine(histogram, count_without_atomics)
-    assert result.mistake == "counts each value once"
-    assert examine(histogram, nothing).mistake == "counts nothing"
+    count, once, nothing = (kernel("count", body, parameters="values, out") for body in (
+        COUNT, COUNT.replace("cuda.atomic.add(out, values[i], 1)", "out[values[i]] = 1"), "pass"))
+    counted = histogram(start=lambda values: np.zeros(4), wrong={"counts each value once": once,
+                                                                 "counts nothing": nothing})
+    assert examine(counted, count).passed
+    assert examine(counted, once).mistake == "counts each value once"
+    assert examine(counted, nothing).mistake == "counts nothing"
 
 
 @pytest.mark.parametrize(
@@ -569,19 +432,11 @@ def test_what_observe_finds_is_a_verdict(report):
     assert examined(right).passed
 
 
-@cuda.jit
-def stored_twice(a, s, out):
-    i = cuda.grid(1) // 2  # two threads for each element, with the same value
-    while i < out.size:
-        out[i] = a[i] * s
-        i += cuda.gridsize(1) // 2
-
-
 @cpu_only
 def test_a_benign_race_passes_with_a_word_unless_the_exercise_forbids_it():
-    from dataclasses import replace
-
     exercise = exercises.find("scale_vector")
+    stored_twice = kernel("stored_twice", "i = cuda.grid(1) // 2  # two threads for each element, with the same value\n"
+                          "while i < out.size:\n    out[i] = a[i] * s\n    i += cuda.gridsize(1) // 2")
     verdict = examine(exercise, stored_twice)
     assert verdict.passed and any("benign race" in detail for detail in verdict.details)
     verdict = examine(replace(exercise, benign_races=False), stored_twice)
@@ -591,8 +446,6 @@ def test_a_benign_race_passes_with_a_word_unless_the_exercise_forbids_it():
 
 @cpu_only
 def test_a_demand_is_made_of_what_observe_counted(report):
-    from dataclasses import replace
-
     @asks("Each element is loaded once.")
     def few_loads(report):
         return None if report.counts["global_loads"] <= 10 else "It loads each element more than once."
@@ -607,8 +460,6 @@ def test_a_demand_is_made_of_what_observe_counted(report):
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_time_and_the_ratio_are_given():
-    from dataclasses import replace
-
     timed = replace(exercises.find("scale_vector"), timed_gpu={"n": 2**24}, baseline=lambda xp, a, s, out: a * float(s))
     result = examine(timed, right)
     assert result.passed and result.where.startswith("measured on")

@@ -10,7 +10,7 @@ from numba import cuda
 from numba.cuda import grid
 
 from labkit.course.check import examine
-from labkit.course.exercises import FunctionExercise
+from tests.course.check.written import scaling
 
 pytestmark = [pytest.mark.cpu_device, pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaWarning")]
 
@@ -67,11 +67,8 @@ def test_a_function_of_the_host_may_launch_them_and_numba_is_left_as_it_was():
         out.copy_to_device(room)
         cuda.synchronize()
 
-    exercise = FunctionExercise(
-        "host", reference=lambda a, s: a * s, inputs=lambda rng, n: (np.ones(n, np.float32), np.float32(2)),
-        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
-        domain="Made up, for a test.", wrong={"writes nothing": lambda a, s, out: None,
-               "writes twice as much": lambda a, s, out: launcher(a, 2 * s, out)})
+    exercise = scaling("host", wrong={"writes nothing": lambda a, s, out: None,
+                                      "writes twice as much": lambda a, s, out: launcher(a, 2 * s, out)})
     before = cuda.device_array, type(from_the_package).__getitem__
     assert examine(exercise, launcher).passed
     assert (cuda.device_array, type(from_the_package).__getitem__) == before

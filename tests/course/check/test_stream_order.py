@@ -8,8 +8,8 @@ from labkit import cuda
 from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
 from labkit.course.check.host_runs import HostRun, recording
-from labkit.course.exercises import FunctionExercise
 from labkit.device import graphs
+from tests.course.check.written import function_exercise
 
 pytestmark = pytest.mark.cpu_device
 N = 64
@@ -268,8 +268,7 @@ def test_an_exercise_without_a_demand_is_looked_at_too():
     def right(x, out):
         add_one[2, 32](x, out)
 
-    exercise = FunctionExercise("made_here", reference=lambda x: x + 1, shape=lambda n: (n,), sizes=({"n": 40},),
-                                inputs=lambda rng, n: (np.ones(n, np.float32),), wrong={"a": racing, "b": racing},
-                                domain="It only adds one to each element.", random_size=lambda rng: {"n": 40})
+    exercise = function_exercise("made_here", lambda x: x + 1, lambda rng, n: (np.ones(n, np.float32),), ({"n": 40},),
+                                 shape=lambda n: (n,), wrong={"a": racing, "b": racing})
     assert examine(exercise, right, seed=1).passed
     assert examine(exercise, racing, seed=1).kind == "race"

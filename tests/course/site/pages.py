@@ -46,11 +46,11 @@ def ship(chapter, outputs=(), text=None):
     notebooks.write_notebook(executed(chapter, outputs, text), chapter.built)
 
 
-def add_term(course, name, means, **more):
+def add_term(course, name, means, lesson="first", **more):
     """An entry of the course's glossary."""
     path = course.root / "data" / "glossary.toml"
     path.parent.mkdir(exist_ok=True)
-    entry = {"name": name, "means": means, **more}
+    entry = {"name": name, "means": means, "lesson": lesson, **more}
     lines = [f"{key} = {value!r}" for key, value in entry.items()]
     path.write_text("\n".join([path.read_text() if path.exists() else "", "[[term]]", *lines, ""]))
 

@@ -107,6 +107,44 @@ def test_a_result_waits_and_what_is_in_it_lives(opened, course_dir):
     assert page.locator(".reveal").get_attribute("aria-pressed") == "false"
 
 
+FOLDED = LESSON.replace("# ## Another", "# The sum of forty and two is a zebra, which nobody expects.\n#\n# ## Another")
+
+
+@pytest.mark.sweep
+def test_a_guess_is_kept_beside_the_result(opened, course_dir):
+    page = opened(write(course_dir).parent / "00_first.html")
+    page.fill(".guess input", "about 42")
+    page.reload()
+    assert page.input_value(".guess input") == "about 42" and page.locator(".guess").is_visible()
+    page.click("details.result summary")
+    assert page.locator(".outputs .stream").is_visible() and page.locator(".guess").is_visible()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("start", ["index.html", "00_first.html"])
+def test_what_the_search_finds_in_what_is_folded_is_opened(opened, course_dir, start):
+    page = opened(write(course_dir, FOLDED).parent / start)
+    for query, opens in (("warps", False), ("zebra", True)):
+        page.fill(".search input", query)
+        page.click("#search_found a:has-text('First')")
+        page.wait_for_url("**/00_first.html*")
+        page.wait_for_function(f"document.querySelector('details.result').open == {str(opens).lower()}")
+    assert page.locator("text=nobody expects").last.is_visible()
+
+
+@pytest.mark.sweep
+def test_on_paper_everything_is_open(opened, course_dir):
+    index = write(course_dir, FOLDED)
+    for script in (True, False):
+        page = opened(index.parent / "00_first.html", java_script_enabled=script)
+        page.emulate_media(media="print")
+        if script:
+            page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        text = page.locator("main .result .prose p")
+        assert text.is_visible() and not page.locator("details.result summary").is_visible()
+        assert not page.locator(".guess").is_visible()  # it is empty
+
+
 @pytest.mark.sweep
 def test_a_word_is_explained_by_keyboard_and_nothing_moves(opened, course_dir):
     page = opened(write(course_dir).parent / "00_first.html")
@@ -189,6 +227,53 @@ def test_the_theme_is_chosen_and_kept(opened, course_dir):
 
 
 @pytest.mark.sweep
+def test_a_plot_is_dark_where_the_page_is(opened, course_dir):
+    page = opened(write(course_dir).parent / "00_first.html", color_scheme="dark")
+    page.click(".reveal")
+    shown = ("[...document.querySelectorAll('.plot img')].filter(one => one.checkVisibility())"
+             ".map(one => one.getAttribute('src'))")
+    assert page.evaluate(shown) == ["images/00_first-1-dark.svg"]
+    page.focus("a.enlarge")
+    page.keyboard.press("Enter")
+    assert page.locator("dialog.zoom img").get_attribute("src").endswith("images/00_first-1-dark.svg")
+    page.keyboard.press("Escape")
+    page.click("button.theme")  # light, whatever the system says
+    assert page.evaluate(shown) == ["images/00_first-1.svg"]
+
+
+@pytest.mark.sweep
+def test_a_lesson_is_printed_whole_and_without_what_only_a_screen_needs(opened, course_dir):
+    page = opened(write(course_dir).parent / "00_first.html", color_scheme="dark")
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for kept in (".outputs .stream", "h1", ".in-light"):
+        assert page.locator(kept).first.is_visible(), kept
+    for gone in (".bar", ".toc", ".tools", ".result > summary", ".in-dark", ".copy", ".around"):
+        assert not page.locator(gone).first.is_visible(), gone
+    page.set_viewport_size({"width": 700, "height": 1000})  # of a sheet of A4
+    cut = ("[...document.querySelectorAll('main pre, main .line')].filter(one => one.checkVisibility()"
+           " && one.scrollWidth > one.clientWidth + 1).length")
+    assert page.evaluate(cut) == 0
+    assert page.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.sweep
+def test_what_is_wide_scrolls_in_its_own_box(opened, course_dir):
+    """At no width is the page itself wider than the window, and nothing reaches out of it unless its box scrolls."""
+    index = write(course_dir)
+    outside = """[...document.querySelectorAll('main *')].filter(one => {
+        if (one.closest('svg, .unseen') || one.getBoundingClientRect().right <= innerWidth + 1) return false;
+        for (let box = one.parentElement; box; box = box.parentElement)
+            if (['auto', 'scroll'].includes(getComputedStyle(box).overflowX)) return false;
+        return true;
+    }).map(one => one.outerHTML.slice(0, 60))"""
+    for width in browser.WIDTHS:
+        page = opened(index.parent / "00_first.html", width)
+        page.click(".reveal")
+        assert page.evaluate(outside) == [] and page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.sweep
 def test_the_picture_moves_unless_it_should_not(opened, course_dir):
     index = write(course_dir)
     running = ("document.querySelector('.walk svg').getAnimations({subtree: true})"
@@ -231,9 +316,11 @@ def test_axe_has_no_complaints_about_the_courses_own_pages(opened, tmp_path):
     course = courses.load(REPOSITORY)
     index = site.write(course, tmp_path / "site", from_here=False)
     assert site.broken_links(index.parent) == []
-    for path in index.parent.glob("*.html"):
+    for path in index.parent.rglob("*.html"):
         strict(path.read_text(encoding="utf-8"))
-    for path in (index, *(index.parent / f"{name}.html" for name in ("glossary", "gpus", course.chapters[1].name))):
+    exercise = course.exercises_of(course.chapters[1])[0].name
+    names = ("glossary", "gpus", course.chapters[1].name, "exercises/index", f"exercises/{exercise}")
+    for path in (index, *(index.parent / f"{name}.html" for name in names)):
         page = opened(path, color_scheme="light", reduced_motion="reduce")
         page.evaluate("document.querySelector('.reveal')?.click()")
         assert axe_complaints(page) == [], path.name

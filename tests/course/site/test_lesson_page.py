@@ -4,13 +4,14 @@ import base64
 import re
 import struct
 from html import unescape
+from html.parser import HTMLParser
 
 import nbformat
 import pytest
 
 from labkit._common.paths import REPOSITORY
+from labkit.course import glossary, site
 from labkit.course import registry as courses
-from labkit.course import site
 from labkit.course.site import code, lesson_page
 from tests.course.site.pages import add_term, keep
 
@@ -81,7 +82,9 @@ def test_pictures_have_their_size_and_lead_to_themselves(course):
         v4.new_output("display_data", data={"image/svg+xml": svg, "image/png": "", "text/plain": "<Figure>"})])
     assert ('<a class="enlarge" href="images/00_first-1.png"><img src="images/00_first-1.png" alt="Time" width="1000" '
             'height="400" loading="lazy">') in text
-    assert 'src="images/00_first-2.svg" alt="Plot 2 of First" width="400" height="200"' in text
+    for kind, name in (("light", "00_first-2.svg"), ("dark", "00_first-2-dark.svg")):
+        assert f'class="in-{kind}" src="images/{name}" alt="Plot 2 of First" width="400" height="200"' in text
+        assert (course.root / "build" / "site" / "images" / name).is_file()
 
 
 # --- Code ------------------------------------------------------------------------------------------------------------
@@ -120,29 +123,6 @@ def test_the_source_that_a_lesson_shows_is_code_under_its_place():
 # --- Predictions -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", [
-    "## A prediction\n\nWhich of the two will it wait for?",
-    "It adds.\n\nBefore you run the next cell: how many\nblocks?",
-    "Write down three numbers.\n\nThe table has them.",
-    "How far? Guess, then look.",
-    "One more. Predict the shape of the curve.",
-    "It sums the row in bfloat16. Where does\nthe sum stop growing?",
-])
-def test_prose_that_asks_for_a_prediction(text):
-    assert lesson_page.asks(text)
-
-
-@pytest.mark.parametrize("text", [
-    "The prediction said less.",
-    "Before you run it, write it down.\n\n## The next section\n\nHere is a table.",
-    "Before you run it, guess.\n\nOne paragraph.\n\nAnother one.",
-    "A count predicts it. A guess does not.",
-    "Where does the sum stop?\n\nAt 256, since 257 has no bfloat16.",
-])
-def test_prose_that_does_not(text):
-    assert not lesson_page.asks(text)
-
-
 ASKING = """\
 # %% [markdown]
 # Before you run the next cell: what is 6 times 7?
@@ -155,22 +135,105 @@ print(6 * 7)
 def test_the_result_of_a_prediction_waits_to_be_asked_for(course):
     answer = v4.new_output("stream", text="42")
     text = page_of(course, [answer], ASKING)
-    assert re.search(r'<details class="result"><summary>.*Show the result.*</summary><div class="outputs">.*42', text)
+    asked, _, folded = text.partition('<details class="result">')
+    assert '<div class="prediction" id="predict-what-is-6-times-7">' in asked and "What is 6 times 7?</p>" in asked
+    assert '<label class="guess">Your guess <input type="text"' in asked and "print" in asked and "42" not in asked
+    assert re.match(r'<summary>.*Show the result.*</summary><div class="outputs">.*42', folded)
     assert "Show all results" in text
     plain = page_of(course, [answer], ASKING.replace("Before you run the next cell: what is 6 times 7?", "Six sevens."))
     assert "42" in plain and "<details class=\"result\">" not in plain and "Show all results" not in plain
-    source = v4.new_output("display_data", data={"text/html": '<div class="labkit-source"><pre>x = 1</pre></div>'})
-    assert "<details class=\"result\">" not in page_of(course, [source], ASKING)  # code to read before one predicts
 
 
-def test_every_lesson_waits_with_at_least_one_result():
-    """Lessons ask for predictions in several ways: that the page knows some of each lesson's."""
-    for chapter in courses.load(REPOSITORY).chapters:
-        cells = chapter.source_text().split("\n# %%")
-        prose = ["\n".join(line[1:].removeprefix(" ") for line in cell.splitlines()[1:])
-                 for cell, below in zip(cells, cells[1:], strict=False)
-                 if "[markdown]" in cell.splitlines()[0] and "[markdown]" not in below.splitlines()[0]]
-        assert any(map(lesson_page.asks, prose)), f"{chapter.name} asks for no prediction"
+def test_the_prose_below_a_result_waits_too(course):
+    """Up to the next heading; and where there are no results, as on the page of a stale notebook, the prose alone."""
+    text = ASKING + "\n# %% [markdown]\n# It is 42.\n\n# %%\nx = 1\n\n# %% [markdown]\n# Six *sevens*.\n#\n# ## Next\n"
+    keep(course, course.chapters[0], text=text)
+    page = (site.write(course).parent / "00_first.html").read_text()
+    _, _, rest = page.partition('<details class="result">')
+    folded, _, below = rest.partition("</details></div>")
+    assert "It is 42." in folded and "<em>sevens</em>" in folded and 'class="n">x' in folded
+    assert 'id="next"' in below and "42" not in below and "Show the answer" not in page
+
+
+def test_a_question_that_nothing_answers_stays_and_equal_ones_have_names_of_their_own(course):
+    text = page_of(course, text=ASKING)
+    assert "<strong>Predict:</strong> What is 6 times 7?" in text and '<div class="prediction"' not in text
+    twice = ASKING + "\n# %% [markdown]\n# 42.\n#\n# What is 6 times 7?\n\n# %%\nprint(42)\n"
+    text = page_of(course, [v4.new_output("stream", text="42")], twice)
+    assert re.findall(r'<div class="prediction" id="(.*?)">', text) == [
+        "predict-what-is-6-times-7", "predict-what-is-6-times-7-2"]
+
+
+class Reader(HTMLParser):
+    """What a page says, in order: (kind, text), where kind is heading, open, asked, code, folded, or result for
+    the outputs in what is folded."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.parts, self.within = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("input", "img", "br", "hr", "wbr"):
+            return
+        name = dict(attributes).get("class") or ""
+        kind = self.within[-1][1] if self.within else "open"
+        if kind in ("folded", "result"):
+            begins = "result" if name == "outputs" else ""
+        else:
+            begins = {"result": "folded", "asked": "asked", "highlight": "code"}.get(name, "")
+            begins = begins or ("heading" if re.match(r"h\d$", tag) else "")
+        if begins:
+            kind = begins
+            self.parts.append((kind, ""))
+        self.within.append((tag, kind))
+
+    def handle_endtag(self, tag):
+        while self.within and self.within.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        kind = self.within[-1][1] if self.within else "open"
+        if not self.parts or self.parts[-1][0] != kind:
+            self.parts.append((kind, ""))
+        self.parts[-1] = kind, f"{self.parts[-1][1]} {data}".strip()
+
+
+POWERS_OF_TWO = "16|32|64|128|256|512|1,?024|2,?048|4,?096|8,?192"
+
+
+def given_away(page: str) -> list[tuple[str, set[str]]]:
+    """Open texts between a folded result and the next heading, with the numbers of the result that they tell and that
+    were not known before. What a question says is known, and so is code; a power of two is a size."""
+    found, folded, known = [], set(), set()
+    for kind, text in Reader(page).parts:
+        numbers = set(re.findall(r"(?<![\w.,])\d[\d,]*\.?\d(?!\w)", text))
+        if kind == "result":
+            folded |= {number for number in numbers - known if not re.fullmatch(POWERS_OF_TWO, number)}
+        if kind in ("folded", "result"):
+            continue
+        if kind == "heading":
+            folded = set()
+        if kind == "open" and numbers & folded:
+            found.append((text, numbers & folded))
+        known |= numbers
+    return found
+
+
+def test_an_open_paragraph_that_tells_a_folded_number_is_found():
+    page = ('<div class="asked"><p>How many of 64?</p></div><details class="result"><summary>Show</summary>'
+            '<div class="outputs"><p>64 of 1,025 by 32<br>rows.</p></div></details><p>So it is {}, not 64 or 32.</p>'
+            "<h2>Next</h2><p>1,025 rows</p>")
+    assert given_away(page.format("1,025")) == [("So it is 1,025, not 64 or 32.", {"1,025"})]
+    assert given_away(page.format("many")) == []
+
+
+@pytest.mark.parametrize("chapter", courses.load(REPOSITORY).chapters, ids=lambda chapter: chapter.number)
+def test_no_lesson_tells_a_result_before_it_is_asked_for(chapter):
+    course = courses.load(REPOSITORY)
+    page = lesson_page.page_of(course, chapter, glossary.load(course), from_here=False)
+    assert page.folded, f"{chapter.name} asks for no prediction"
+    assert given_away(page.body) == []
 
 
 # --- Words -----------------------------------------------------------------------------------------------------------

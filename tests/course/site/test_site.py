@@ -11,7 +11,7 @@ from urllib.parse import quote
 import nbformat
 import pytest
 
-from labkit.course import passages, search, site
+from labkit.course import colab, passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import show_error, show_time, summarise
 from tests import browser
@@ -82,6 +82,31 @@ def test_the_site_is_whole_and_makes_no_requests(course):
     assert (index.parent / "images" / "00_first-1.png").read_bytes() == base64.b64decode(PIXEL)
     assert 'alt="Bandwidth over size"' in (index.parent / "00_first.html").read_text()
     assert (index.parent / ".nojekyll").read_text() == ""
+
+
+def test_a_page_says_what_a_link_to_it_shows(course):
+    for chapter in course.chapters:
+        keep(course, chapter)
+    folder = site.write(course, repository="https://github.com/Some/course").parent
+    text = (folder / "01_second.html").read_text(encoding="utf-8")
+    about = dict(re.findall(r'<meta (?:property|name)="([^"]+)" content="([^"]*)">', text))
+    assert about["og:title"] == "01 Second · small" and about["og:description"] == "The second one."
+    assert about["og:url"] == "https://some.github.io/course/01_second.html"
+    assert about["og:image"] == "https://some.github.io/course/previews/01_second.png"
+    for path in folder.glob("*.html"):
+        picture = re.search(r'og:image" content="https://some.github.io/course/(previews/[^"]+)"', path.read_text())[1]
+        content = (folder / picture).read_bytes()
+        assert content.startswith(b"\x89PNG") and content[16:24] == (1200).to_bytes(4) + (630).to_bytes(4), path
+    text = (site.write(course, repository="").parent / "01_second.html").read_text(encoding="utf-8")
+    assert 'og:image" content="previews/01_second.png"' in text and "og:url" not in text
+
+
+def test_what_runs_on_which_gpu_is_in_the_header_of_every_page(course, monkeypatch):
+    monkeypatch.setattr(site.colab, "abilities", lambda course: (colab.Ability(course.chapters[0], 3, ()),))
+    folder = site.write(course).parent
+    for path in folder.glob("*.html"):
+        header = path.read_text(encoding="utf-8").partition('<header class="bar">')[2].partition("</header>")[0]
+        assert 'href="gpus.html"' in header, path.name
 
 
 def test_the_results_say_what_ran_where_and_how_well(course):
@@ -164,22 +189,22 @@ def test_the_old_site_stays_until_the_new_one_is_complete(course, monkeypatch):
 
 
 def test_the_search_has_the_passages_of_the_pages_that_are_there(course, monkeypatch):
-    kernel = passages.Passage("softmax_online", "one pass </script> \u2028", "labkit/kernels/softmax/rows.py", 211)
+    kernel = passages.Passage("softmax_online", "one pass </script> \u2028", "labkit/kernels/softmax/rows.py", 211,
+                              kind="kernel")
     monkeypatch.setattr(passages, "of_kernels", lambda path: [kernel] if path.match("softmax/rows.py") else [])
     keep(course, course.chapters[0], text=LESSON)
     course.chapters[1].source.unlink()
     add_term(course, "byte", "Eight bits.", variants=["octet"])
     index = site.write(course)
     script = (index.parent / "passages.js").read_text(encoding="utf-8")
-    common, found = json.loads(script.removeprefix("labkitPassages(").removesuffix(");\n"))
+    common, found, terms = json.loads(script.removeprefix("labkitPassages(").removesuffix(");\n"))
     assert "why" in common
-    assert [(title, where, link) for title, where, link, _ in found] == [
+    assert [tuple(row[:3]) for row in found] == [
         ("First: Tiles & blocks", "Lesson 00", "00_first.html#tiles-blocks"),
         ("First: Tiles & blocks", "Lesson 00", "00_first.html#tiles-blocks-2"),
-        ("softmax_online", "labkit/kernels/softmax/rows.py:211", ""),
-        ("byte", "Glossary", "glossary.html#byte")]
-    assert found[-1][3] == "byte, octet. Eight bits."
-    for _, _, link, _ in found[:2] + found[-1:]:
+        ("softmax_online", "labkit/kernels/softmax/rows.py:211", "")]
+    assert terms == [[["byte", "octet"], "glossary.html#byte", "Eight bits."]]
+    for link in (found[0][2], found[1][2], terms[0][1]):
         name, _, anchor = link.partition("#")
         assert anchor in Page((index.parent / name).read_text()).ids
     assert 'class="search" hidden' in index.read_text()  # until search.js has run
@@ -216,7 +241,7 @@ def test_a_browser_finds_what_the_command_finds(course, tmp_path, monkeypatch):
     index = site.write(course)
     found = passages.passages(course)
     for query in ("why is my kernel slow", "bank conflicts", "softmax_online", "tiles and block", "the", "transp",
-                  "zebra"):
+                  "zebra", "swizzled tiling of caches", "what is flash attention"):
         done = subprocess.run(
             [browser.BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
              f"--user-data-dir={tmp_path / 'profile'}", f"{index.as_uri()}?q={quote(query)}"],

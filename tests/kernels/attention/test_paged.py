@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from numba import types
 
 from labkit import cuda, device, observe
-from labkit.device import compiling, occupancy
-from labkit.kernels.agree import agree, allowed_error, compare, poison, same_bits
+from labkit.device import occupancy
+from labkit.kernels.agree import agree, allowed_error, compare, poison, same_bits, to_device
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention.paged import (
     _launch_decode,
@@ -38,6 +37,7 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.paged_decode import PAGED_DECODE, PAGED_DECODE_BF16
 from labkit.kernels.ops.pages import paged_inputs
+from tests.compiled import ptx_of, resources_of
 
 AWKWARD = (0, 1, 15, 16, 17, 128, 129, 1003)
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)
@@ -201,8 +201,7 @@ def test_how_many_parts_a_sequence_has_depends_on_its_length_alone():
                                                  pytest.param("mma", BF16, marks=pytest.mark.sweep)])
 def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launcher, dtype):
     factory, most = (make_paged_decode_mma, MOST_MMA) if launcher == "mma" else (make_paged_decode, MOST)
-    q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
-                                              for each in inputs_of((420, 130, 31), 32, 2, dtype, kv_heads=1))
+    q, keys, values, table, lengths, scale = to_device(inputs_of((420, 130, 31), 32, 2, dtype, kv_heads=1))
     found = []
     for grid_x in (1, 2, 3, SPLITS):
         out = cuda.to_device(poison(q.shape, dtype))
@@ -223,8 +222,7 @@ def test_query_heads_are_shared_out_in_equal_parts():
 
 
 def test_what_is_refused():
-    q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
-                                              for each in inputs_of((5, 20), 32, 2, F32))
+    q, keys, values, table, lengths, scale = to_device(inputs_of((5, 20), 32, 2, F32))
     out, parts = cuda.device_array(q.shape, F32), decode_parts(2, 4, 32)
     with pytest.raises(ValueError, match=r"lengths has shape \(1,\); it must be \(2,\)"):
         paged_decode(q, keys, values, table, cuda.device_array(1, np.int32), out, scale, parts)
@@ -247,8 +245,7 @@ def test_the_reference_of_an_empty_slot_is_zeros():
 @pytest.mark.parametrize(("kernel", "dtype"), [(make_paged_decode(32, 2, False, SPLITS), F32),
                                                (make_paged_decode_mma(32, 2), BF16)], ids=["split", "mma"])
 def test_no_race(kernel, dtype):
-    q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
-                                              for each in inputs_of((140, 20), 32, 2, dtype, kv_heads=1))
+    q, keys, values, table, lengths, scale = to_device(inputs_of((140, 20), 32, 2, dtype, kv_heads=1))
     out = cuda.device_array(q.shape, dtype)
     arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), table, lengths, as_matrix(out),
                  np.float32(scale * LOG2_E), np.uint32(2), np.uint32(1), *decode_parts(2, 2, 32))
@@ -259,22 +256,12 @@ def test_no_race(kernel, dtype):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("kernel", "dtype", "blocks"), [
-    (make_paged_decode(64, 4, False, SPLITS), types.float32, 4),
-    (make_paged_decode(64, 8, True, SPLITS), types.uint16, 2), (make_paged_decode_mma(64, 4), types.uint16, 4),
-    (make_paged_decode_mma(64, 16), types.uint16, 4), (make_paged_decode_mma(128, 8), types.uint16, 2)])
+    (make_paged_decode(64, 4, False, SPLITS), "float32", 4),
+    (make_paged_decode(64, 8, True, SPLITS), "uint16", 2), (make_paged_decode_mma(64, 4), "uint16", 4),
+    (make_paged_decode_mma(64, 16), "uint16", 4), (make_paged_decode_mma(128, 8), "uint16", 2)])
 def test_what_a_lane_has_stays_in_registers(kernel, dtype, blocks):
-    matrix, table, vector = (types.Array(dtype, 2, "C"), types.Array(types.int32, 2, "C"),
-                             types.Array(types.int32, 1, "C"))
-    try:
-        text = compiling.ptx(kernel, types.void(
-            matrix, matrix, matrix, table, vector, matrix, types.float32, types.uint32, types.uint32,
-            types.Array(types.float32, 1, "C"), types.Array(types.uint32, 1, "C")), cc=(9, 0))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert ".f64" not in text and ".local" not in text
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert taken["spill_bytes"] == taken["stack_bytes"] == 0 and not taken["warnings"]
+    matrix = f"{dtype} 2"
+    taken = resources_of(ptx_of(kernel, matrix, matrix, matrix, "int32 2", "int32 1", matrix, "float32", "uint32",
+                                "uint32", "float32 1", "uint32 1"))
     shared = kernel.shared_bytes + taken["shared_bytes"]
     assert occupancy.blocks(occupancy.H200, kernel.threads, taken["registers"], shared) >= blocks

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from numba import types
 
 from labkit import cuda, observe
-from labkit.device import compiling, occupancy
+from labkit.device import occupancy
 from labkit.kernels.agree import agree, allowed_error, differences, is_poison, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash_mma
@@ -30,6 +29,7 @@ from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention_sentences import begins_of
 from labkit.kernels.ops.paged_prefill import PAGED_PREFILL, PAGED_PREFILL_BF16
 from labkit.kernels.ops.pages import paged_inputs
+from tests.compiled import ptx_of, resources_of
 
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)
 RUNGS = [(paged_prefill_naive, F32), (paged_prefill_naive, BF16), (paged_prefill_flash, F32),
@@ -206,19 +206,10 @@ def test_no_race_and_no_bank_conflict(kernel, dtype):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("kernel", "dtype", "blocks"), [
-    (make_paged_prefill_mma(64, 4, 2), types.uint16, 2), (make_paged_prefill_mma(64, 1, 1), types.uint16, 6),
-    (make_paged_prefill_mma(128, 4, 1), types.uint16, 2), (make_paged_prefill(64, 4), types.float32, 3)])
+    (make_paged_prefill_mma(64, 4, 2), "uint16", 2), (make_paged_prefill_mma(64, 1, 1), "uint16", 6),
+    (make_paged_prefill_mma(128, 4, 1), "uint16", 2), (make_paged_prefill(64, 4), "float32", 3)])
 def test_scores_and_accumulators_stay_in_registers(kernel, dtype, blocks):
-    matrix, table, vector = (types.Array(dtype, 2, "C"), types.Array(types.int32, 2, "C"),
-                             types.Array(types.int32, 1, "C"))
-    try:
-        text = compiling.ptx(kernel, types.void(matrix, matrix, matrix, table, vector, vector, vector, matrix,
-                                                types.float32, types.uint32, types.uint32), cc=(9, 0))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert ".f64" not in text and ".local" not in text
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert taken["spill_bytes"] == taken["stack_bytes"] == 0 and not taken["warnings"]
+    matrix = f"{dtype} 2"
+    taken = resources_of(ptx_of(kernel, matrix, matrix, matrix, "int32 2", *["int32 1"] * 3, matrix, "float32",
+                                "uint32", "uint32"))
     assert occupancy.blocks(occupancy.H200, kernel.threads, taken["registers"], kernel.shared_bytes) >= blocks

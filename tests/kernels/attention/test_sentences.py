@@ -3,10 +3,9 @@ the same bits in any batch; what is refused, and what it compiles to."""
 
 import numpy as np
 import pytest
-from numba import types
 
 from labkit import cuda, observe
-from labkit.device import compiling, occupancy
+from labkit.device import occupancy
 from labkit.kernels.agree import agree, is_poison, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash, flash_mma
@@ -28,6 +27,7 @@ from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matr
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention_sentences import ATTENTION_SENTENCES, ATTENTION_SENTENCES_HALF, begins_of
 from labkit.measure.ops import op as registered
+from tests.compiled import ptx_of, resources_of
 
 LAUNCHERS = (attention_sentences_three_launches, attention_sentences_flash, attention_sentences_three_launches_half,
              attention_sentences_whole_matrix, attention_sentences_flash_half)
@@ -226,24 +226,12 @@ def test_the_form_suits_the_sentences_and_leaves_no_sm_without_a_block(monkeypat
     assert form(128, 12, 64, 128) == (4, 1, 64, 1)
 
 
-SIGNATURE = {np.float16: types.float16, np.float32: types.float32}
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kernel", "dtype", "blocks"), [
-    (make_sentences_flash_half(32, 4, 2, 64, 1), np.float16, 3),  # two rounds of 396 hold 64 sentences of 12 heads
-    (make_sentences_flash_half(32, 1, 1, 16, 4), np.float16, 4),
-    (make_sentences_flash_half(128, 4, 1, 64, 1), np.float16, 2),
-    (make_sentences_flash(32, 4), np.float32, 3)], ids=["long", "short", "wide", "float32"])
+    (make_sentences_flash_half(32, 4, 2, 64, 1), "float16", 3),  # two rounds of 396 hold 64 sentences of 12 heads
+    (make_sentences_flash_half(32, 1, 1, 16, 4), "float16", 4),
+    (make_sentences_flash_half(128, 4, 1, 64, 1), "float16", 2),
+    (make_sentences_flash(32, 4), "float32", 3)], ids=["long", "short", "wide", "float32"])
 def test_scores_and_accumulators_stay_in_registers(kernel, dtype, blocks):
-    matrix, vector = types.Array(SIGNATURE[dtype], 2, "C"), types.Array(types.int32, 1, "C")
-    try:
-        text = compiling.ptx(kernel, types.void(matrix, vector, vector, matrix, types.uint32, types.float32), cc=(9, 0))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert ".f64" not in text and ".local" not in text
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert taken["spill_bytes"] == taken["stack_bytes"] == 0 and not taken["warnings"]
+    taken = resources_of(ptx_of(kernel, f"{dtype} 2", "int32 1", "int32 1", f"{dtype} 2", "uint32", "float32"))
     assert occupancy.blocks(occupancy.H200, kernel.threads, taken["registers"], kernel.shared_bytes) >= blocks

@@ -5,10 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from numba import types
 
 from labkit import cuda
-from labkit.device import compiling
 from labkit.kernels.attention import wgmma as module
 from labkit.kernels.attention.wgmma import (
     CONSUMERS_OF,
@@ -17,6 +15,7 @@ from labkit.kernels.attention.wgmma import (
     launch_flash_wgmma,
     make_flash_wgmma,
 )
+from tests.compiled import HOPPER, ptx_of, resources_of
 from tests.kernels.attention.test_flash import check
 
 pytestmark = pytest.mark.skipif(bool(attention_flash_wgmma.missing), reason=attention_flash_wgmma.missing)
@@ -90,25 +89,15 @@ def test_what_is_refused():
 
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
-ARGUMENTS = (*[types.Array(types.uint64, 1, "C")] * 3, types.Array(types.int32, 1, "C"), *[types.uint32] * 4,
-             types.float32, types.uint32)
+ARGUMENTS = (*["uint64 1"] * 3, "int32 1", *["uint32"] * 4, "float32", "uint32")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("size", "consumers"), ALL)
 def test_accumulators_stay_in_registers_and_exponentials_are_taken_while_products_run(size, consumers):
     kernel = make_flash_wgmma(size, consumers)
-    try:
-        text = compiling.ptx(kernel, types.void(*ARGUMENTS), cc=(9, 0, "a"))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert not re.search(r"\.f64\b|\.local\b", text)
+    text = ptx_of(kernel, *ARGUMENTS, cc=HOPPER)
     found = re.findall(r"wgmma\.mma_async|wgmma\.wait_group\.sync\.aligned (\d)|(ex2)\.", text)
     order = "".join(waited or ("p" if power else "m") for waited, power in found)
     assert re.search(r"m1p{60,}0", order), f"in the loop, exponentials stand between the two waits: {order}"
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert not taken["warnings"]
-    assert taken["spill_bytes"] == taken["stack_bytes"] == 0
-    assert taken["registers"] == 65_536 // (kernel.threads * kernel.blocks) // 8 * 8
+    assert resources_of(text)["registers"] == 65_536 // (kernel.threads * kernel.blocks) // 8 * 8

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
-from labkit.device import compiling
-from labkit.kernels.agree import agree, poisoned
+from labkit.kernels.agree import agree
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.linear import bf16, swap_ab
 from labkit.kernels.linear.bf16 import (
@@ -34,23 +33,14 @@ from labkit.kernels.ops.linear_bf16 import (
     sum_error,
     swiglu_tolerance,
 )
+from tests.compiled import HOPPER, ptx_of, resources_of
+from tests.launching import every_rung, run
 
 AS_FLOAT32 = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 
 
-def run(launch, out_shape, out_dtype, *arrays, **options):
-    """The output, which was poisoned before."""
-    out = poisoned(out_shape, out_dtype)
-    launch(*(cuda.to_device(array) for array in arrays), out.array, **options)
-    cuda.synchronize()
-    found, outside = out.read()
-    assert not outside.size, "wrote outside the output"
-    return found
-
-
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
-                                              for op in (LINEAR_BF16, LINEAR_SWIGLU, LM_HEAD) for launcher in op.rungs])
+@every_rung(LINEAR_BF16, LINEAR_SWIGLU, LM_HEAD)
 def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=2).passed
 
@@ -303,19 +293,10 @@ def test_a_tile_is_as_wide_as_there_are_tokens_unless_k_is_shared():
     for options in ({"shared_k": True}, {"shared_k": False, "swiglu": True}, {"shared_k": False, "floats": True})
     if "swiglu" in options or "floats" in options or tile.cols <= swap_ab.MOST_SHARED], ids=str)
 def test_accumulators_of_columns_of_tokens_stay_in_registers(tile, options):
-    types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
-    tensor_map, floats = types.Array(types.uint64, 1, "C"), types.Array(types.float32, 1, "C")
-    out = floats if "floats" in options else types.Array(types.uint16, 1, "C")
-    arguments = tensor_map, tensor_map, out, floats, types.Array(types.uint32, 1, "C"), *[types.uint32] * 6
-    try:
-        text = compiling.ptx(swap_ab.make_swap_ab(tile, **options), types.void(*arguments), cc=(9, 0, "a"))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert ".f64" not in text and ".local" not in text
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert not taken["warnings"] and taken["spill_bytes"] == taken["stack_bytes"] == 0 and taken["registers"] <= 168
+    out = "float32 1" if "floats" in options else "uint16 1"
+    taken = resources_of(ptx_of(swap_ab.make_swap_ab(tile, **options), "uint64 1", "uint64 1", out, "float32 1",
+                                "uint32 1", *["uint32"] * 6, cc=HOPPER))
+    assert taken["registers"] <= 168
     assert taken["shared_bytes"] + 2 * tile.stages * tile.stage_elements <= 232_448, "what a block can have"
 
 
@@ -339,20 +320,11 @@ def test_refusals_of_wgmma_name_what_is_allowed():
     *((kind, tile) for kind in ("bf16", "floats") for tile in TILES), *(("swiglu", tile) for tile in SWIGLU_TILES)],
     ids=str)
 def test_accumulators_of_bfloat16_stay_in_registers(kind, tile):
-    types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
     kernel = make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged,
                                     **dict.fromkeys({"bf16", kind}, True))
-    tensor_map = types.Array(types.uint64, 1, "C")
-    out = types.Array(types.float32 if kind == "floats" else types.uint16, 1, "C")
-    try:
-        arguments = (*[tensor_map] * 3, out, tensor_map, *[types.uint32] * 4)
-        text = compiling.ptx(kernel, types.void(*arguments), cc=(9, 0, "a"))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
+    text = ptx_of(kernel, *["uint64 1"] * 3, "float32 1" if kind == "floats" else "uint16 1", "uint64 1",
+                  *["uint32"] * 4, cc=HOPPER)
     assert text.count(f"wgmma.mma_async.sync.aligned.m64n{tile.cols}k16.f32.bf16.bf16") in (4, 8)
-    assert ".f64" not in text
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert not taken["warnings"] and taken["spill_bytes"] == taken["stack_bytes"] == 0 and taken["registers"] <= 168
+    taken = resources_of(text)
+    assert taken["registers"] <= 168
     assert taken["shared_bytes"] + tile.shared_bytes(kind == "swiglu") <= 232_448, "what a block can have"

@@ -10,21 +10,18 @@ from labkit.kernels.linear import fused
 from labkit.kernels.linear.fused import fused_reference
 from labkit.kernels.ops.fused_linear import FUSED_LINEAR_RESIDUAL
 from labkit.kernels.ops.skinny_linear import SKINNY_LINEAR, SKINNY_LINEAR_HALF
-
-every_rung = pytest.mark.parametrize(("op", "launcher"), [
-    pytest.param(op, launcher, id=launcher.__name__)
-    for op in (SKINNY_LINEAR, SKINNY_LINEAR_HALF) for launcher in op.rungs])
+from tests.launching import every_rung
 
 
 @pytest.mark.sampled(1)
-@every_rung
+@every_rung(SKINNY_LINEAR, SKINNY_LINEAR_HALF)
 def test_rung_agrees(op, launcher):
     """As many tiles of rows are another kernel: the usual run has one and two."""
     assert agree(op, [launcher], sizes=tuple(size for size in op.awkward if size["M"] <= 17), seed=1).passed
 
 
 @pytest.mark.sweep
-@every_rung
+@every_rung(SKINNY_LINEAR, SKINNY_LINEAR_HALF)
 def test_rung_agrees_at_every_awkward_size(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 

@@ -13,13 +13,13 @@ from labkit.kernels.ops.fused_linear import (
     FUSED_LINEAR_GELU_ERF,
     FUSED_LINEAR_RESIDUAL,
 )
+from tests.launching import every_rung, ones
 
 OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_GELU_ERF, FUSED_LINEAR_RESIDUAL)
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
-                                              for op in OPS for launcher in op.rungs])
+@every_rung(*OPS)
 def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
@@ -99,9 +99,6 @@ def test_the_epilogue_costs_no_launch():
 
 
 def test_refusals_say_what_is_allowed():
-    def ones(*shape, dtype=np.float32):
-        return cuda.to_device(np.ones(shape, dtype))
-
     with pytest.raises(ValueError, match=r"columns of x \(8\) must equal the rows of weights \(16\)"):
         fused.fused_tiled(ones(4, 8), ones(16, 8), ones(8), ones(4, 8))
     with pytest.raises(ValueError, match=r"residual has shape \(4, 9\); it must be \(4, 8\)"):

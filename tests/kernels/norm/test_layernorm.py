@@ -13,6 +13,7 @@ from labkit.kernels.norm import layernorm as norm
 from labkit.kernels.norm.rows import tolerance
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.ops.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
+from tests.launching import ones
 
 every_rung = pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
 
@@ -182,9 +183,6 @@ def test_an_epsilon_that_is_no_positive_float32_is_refused(epsilon):
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     with pytest.raises(ValueError, match=r"weight has shape \(3,\); it must be \(4,\)"):
         norm.layernorm_naive(ones(2, 4), ones(3), ones(4), ones(2, 4))
     with pytest.raises(ValueError, match="x has 5,000 columns; a warp keeps at most 4,096 in registers"):

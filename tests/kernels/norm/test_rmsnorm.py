@@ -10,6 +10,7 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.norm import rmsnorm as norms
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.ops.rmsnorm import ADD_RMSNORM, ADD_RMSNORM_BF16, RMSNORM, RMSNORM_BF16
+from tests.launching import ones
 
 OPS = (RMSNORM, RMSNORM_BF16, ADD_RMSNORM, ADD_RMSNORM_BF16)
 
@@ -110,9 +111,6 @@ def test_rows_of_zeros_stay_zeros():
 
 
 def test_errors_name_the_argument():
-    def ones(*shape, dtype=np.float32):
-        return cuda.to_device(np.ones(shape, dtype))
-
     with pytest.raises(TypeError, match="x has dtype float16; float32 and uint16, which holds bfloat16, are allowed"):
         rmsnorm(ones(2, 8, dtype=np.float16), ones(8), ones(2, 8))
     with pytest.raises(TypeError, match="weight has dtype float32; only uint16 is allowed"):

@@ -1,5 +1,6 @@
 """Every figure of the course, drawn from the shipped recordings, by name: for tests of how figures look."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from labkit.course.drawings import (
     bfloat16,
     broadcast,
     fast_encoder,
+    faster_block,
     file_to_token,
     first_token,
     flash_attention,
@@ -19,6 +21,7 @@ from labkit.course.drawings import (
     gpt2_writes,
     graphs_and_streams,
     histogram,
+    hopper,
     kv_cache,
     layernorm,
     libraries,
@@ -31,8 +34,10 @@ from labkit.course.drawings import (
     other_ways,
     paged_attention,
     reductions,
+    scan,
     sentence_encoder,
     serving,
+    softmax,
     tensor_cores,
     the_engine,
     the_machine,
@@ -41,10 +46,25 @@ from labkit.course.drawings import (
     where_time_goes,
 )
 from labkit.course.readme import CLIMBED
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.recording import Part, Recorded
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.sequence import Request
+from labkit.kernels.rope import frequencies
 from labkit.measure import CPU_DEVICE, plots
 from labkit.measure.plots import engine, pages, sentences, serve
 from labkit.measure.plots import matmul as matmul_plots
 from labkit.measure.series.streams import ENGINES, schedule
+from labkit.measure.simulation import Work, simulate
+from labkit.measure.static_batching import StaticScheduler
+from labkit.models.blob import layout
+from labkit.models.buffers import first_fit, liveness, llama_launches
+from labkit.models.configs import LLAMA_3_2_1B
+from labkit.models.minilm import Config
+from labkit.models.minilm_counts import launches_of_layer
+from labkit.models.minilm_steps import STEPS
+from labkit.models.safetensors import read
 
 ROOT = Path(__file__).parents[3]
 LANES = np.arange(32)
@@ -69,14 +89,10 @@ def ladder_of(name: str):
 
 
 def on_cpu(name: str):
-    from dataclasses import replace
-
     return replace(ladder_of(name), where=CPU_DEVICE)
 
 
 def on_another(name: str):
-    from dataclasses import replace
-
     one = ladder_of(name)
     rows = tuple(replace(row, gbs=row.gbs and row.gbs / 14, tflops=row.tflops and row.tflops / 3) for row in one.rows)
     return replace(one, where="NVIDIA L4", rows=rows, limit=one.limit / (14 if one.unit == "GB/s" else 3))
@@ -92,10 +108,6 @@ def _timeline():
 
 
 def _page_table():
-    from labkit.engine.block_manager import BlockManager
-    from labkit.engine.sampling_params import SamplingParams
-    from labkit.engine.sequence import Request
-
     blocks, prompt, served = BlockManager(24), list(range(40)), {}
     for name, extra in (("request 0", 6), ("request 1", 24), ("request 2", 3)):
         sequence = Request(name, [*prompt, *range(100, 100 + extra)], SamplingParams(max_tokens=8),
@@ -110,8 +122,6 @@ def _page_table():
 
 
 def _history():
-    from labkit.engine.recording import Part, Recorded
-
     names = [(f"request {number}", 0) for number in range(5)]
     steps = [Recorded(tuple(Part(name, "prefill", 9) for name in names[:3]), (), tuple(names[3:]), 4)]
     steps += [Recorded(tuple(Part(name, "decode", 1) for name in names[:3]), (names[2],) if step == 6 else (),
@@ -122,24 +132,17 @@ def _history():
 
 
 def _simulated(**settings):
-    from labkit.measure.simulation import Work, simulate
-
     random = np.random.default_rng(0)
     work = [Work(int(p), int(o)) for p, o in zip(random.integers(3, 40, 10), random.integers(2, 18, 10), strict=True)]
     return simulate(work, **settings)
 
 
 def _slots():
-    from labkit.engine.scheduler import Scheduler
-    from labkit.measure.static_batching import StaticScheduler
-
     return batches.slots({name: _simulated(scheduler=kind, max_num_seqs=4) for name, kind in (
         ("Static batching", StaticScheduler), ("Continuous batching", Scheduler))}, "Ten requests, four slots")
 
 
 def _buffers():
-    from labkit.models.buffers import first_fit, liveness, llama_launches
-
     launches = llama_launches(1)
     live = liveness(launches)
     sizes = dict.fromkeys(sorted(set().union(*live)), 4000000) | {"gated": 33_000_000, "logits": 50_000_000}
@@ -149,9 +152,6 @@ def _buffers():
 
 
 def _shards():
-    from labkit.models.blob import layout
-    from labkit.models.safetensors import read
-
     folder = ROOT / "data" / "tiny-llama"
     entries = read(folder / "model.safetensors").entries
     places, nbytes = layout({name: one.shape for name, one in entries.items()},
@@ -160,17 +160,11 @@ def _shards():
 
 
 def _file_layout():
-    from labkit.models.safetensors import read
-
     found = read(ROOT / "data" / "tiny-gpt2" / "model.safetensors").entries
     return file_to_token.file_layout(found, 7392, list(found)[:6])
 
 
 def _layers():
-    from labkit.models.minilm import Config
-    from labkit.models.minilm_counts import launches_of_layer
-    from labkit.models.minilm_steps import STEPS
-
     return fast_encoder.layer_of_each_step({one.name: launches_of_layer(one, Config(), [9, 30]) for one in STEPS})
 
 
@@ -183,8 +177,6 @@ def _cosines():
 
 
 def _launches():
-    from labkit.models.minilm import Config
-
     return sentence_encoder.layer_launches(Config(), 4096)
 
 
@@ -196,16 +188,11 @@ def _head_weights():
 
 
 def _wavelengths():
-    from labkit.kernels.rope import frequencies
-    from labkit.models.configs import LLAMA_3_2_1B
-
     return llama_by_hand.wavelengths(frequencies(64, 500_000.0), frequencies(64, 500_000.0, LLAMA_3_2_1B.rope_scaling),
                                      8192, 1, 4)
 
 
 def _rotations():
-    from labkit.kernels.rope import frequencies
-
     return llama_by_hand.rotations(frequencies(32, 10_000.0), (0, 2, 4, 8))
 
 
@@ -286,6 +273,10 @@ FIGURES = {
                                   "rows of 9": lambda row, col: 9 * row + col,
                                   "col ^ row": lambda row, col: 8 * row + (col ^ row)}),
     "tile_walk": lambda: matmul.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1)),
+    "block_orders": matmul.block_orders,
+    "warp_tile": matmul_to_the_limit.warp_tile,
+    "reading_ahead": matmul_to_the_limit.reading_ahead,
+    "product_order": matmul_to_the_limit.product_order,
     "thread_tile": lambda: matmul_to_the_limit.thread_tile(threads=4, size=4),
     "mma_lanes": lambda: tensor_cores.mma_lanes(lane=13),
     "overlap": matmul_plots.overlap,
@@ -303,7 +294,11 @@ FIGURES = {
     "over_rows": lambda: libraries.over_rows(here(recorded("softmax_rows"))),
     "languages": other_ways.languages,
     "over_tiles": other_ways.over_tiles,
-    "reductions": lambda: reductions.reductions(8),
+    **{f"tree_{kind}": lambda kind=kind: reductions.tree(kind) for kind in reductions.TITLES},
+    "grid_stride": reductions.grid_stride,
+    "wide_loads": reductions.wide,
+    "join": softmax.join,
+    "private_bins": histogram.private_bins,
     "masks": fused_masked_softmax.masks,
     "quads": lambda: layernorm.quads(columns=27, lanes=4),
     "launch_floor": lambda: fused_masked_softmax.launch_floor(recorded("masked_softmax_sizes")),
@@ -313,6 +308,7 @@ FIGURES = {
     "over_caches": lambda: flash_attention.over_caches(here(recorded("attention_keys"))),
     "over_linear": lambda: linear_attention.over_linear(recorded("linear_attention_lengths")),
     "linear_costs": linear_attention.linear_costs,
+    "seven_launches": faster_block.seven_launches,
     "ten_launches": lambda: gpt2_block.ten_launches(tokens=1024),
     "two_orders": gpt2_block.two_orders,
     "file_layout": _file_layout,
@@ -346,7 +342,8 @@ FIGURES = {
     "slots": _slots,
     "page_table": _page_table,
     "page_reads": lambda: paged_attention.page_reads(64),
-    "running_softmax": lambda: paged_attention.running_softmax(1.5 * np.random.default_rng(26).standard_normal(40)),
+    "paged_rates": lambda: paged_attention.rates((1, 32, 256), {"one_block": (133, 2448, 3313), "SDPA": (
+        382, 3556, 4398)}, 4497.0),
     "rows_and_keys": lambda: paged_attention.rows_and_keys([20, 7, 1], [20, 23, 40]),
     "tokens_of_steps": lambda: the_scheduler.tokens_of_steps({
         f"a budget of {budget:,}": _simulated(max_num_batched_tokens=budget) for budget in (2048, 24)}),
@@ -373,16 +370,17 @@ FIGURES = {
     "spills": lambda: the_machine.spills(recorded("machine")),
     "memories": lambda: the_machine.memories(recorded("machine")),
     "four_steps": attention.four_steps,
+    "strides": attention.strides,
     "running_maximum": _running_maximum,
     "plain_block": flash_attention.plain_block,
     "register_tiles": flash_attention.register_tiles,
     "factor_in_place": lambda: flash_attention.factor_in_place(lane=13),
     "warpgroup_in_time": flash_attention.schedules,
-    "scan_steps": histogram.steps,
-    "scan_tree": histogram.tree,
-    "scan_tree_of_sixteen": lambda: histogram.tree((1,) * 16),
-    "look_back": histogram.look_back,
-    "compaction": histogram.compaction,
+    "scan_steps": scan.steps,
+    "scan_tree": scan.tree,
+    "scan_tree_of_sixteen": lambda: scan.tree((1,) * 16),
+    "look_back": scan.look_back,
+    "compaction": scan.compaction,
     "engines": _engines,
     "engines_seen": _engines_seen,
     "chunks": lambda: graphs_and_streams.chunks(recorded("streams")),
@@ -390,8 +388,8 @@ FIGURES = {
     "climb_half": lambda: matmul_plots.climb(ladder_of("matmul_half"), "f16_accumulators", against="double_buffered"),
     "ldmatrix": lambda: tensor_cores.ldmatrix(lane=13),
     "swizzle": tensor_cores.swizzle,
-    "warpgroup": lambda: tensor_cores.warpgroup(columns=128),
-    "tma": tensor_cores.tma,
-    "specialised": tensor_cores.specialised,
-    "specialised_slow_loads": lambda: tensor_cores.specialised(load=3.0),
+    "warpgroup": lambda: hopper.warpgroup(columns=128),
+    "tma": hopper.tma,
+    "specialised": hopper.specialised,
+    "specialised_slow_loads": lambda: hopper.specialised(load=3.0),
 }

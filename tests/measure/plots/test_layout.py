@@ -10,6 +10,7 @@ import pytest
 
 from labkit.course import drawings
 from labkit.measure import plots
+from labkit.measure.plots import style
 from tests.measure.plots import gallery, layout
 
 PARTS = {  # public functions that no notebook calls, since they are parts of other figures
@@ -55,8 +56,6 @@ def test_the_gallery_holds_every_figure():
 
 
 def test_faults_are_found():
-    from labkit.measure.plots import style
-
     figure, ax = style.canvas(2.0, "Title", "summary")
     ax.text(1, 1, "one")
     ax.text(1.1, 1.02, "other")
@@ -69,8 +68,6 @@ def test_faults_are_found():
 
 def test_labels_of_the_roofline_stand_beside_their_points():
     """Of points close to each other each has a line to its own name."""
-    from labkit.measure import plots
-
     figure = plots.roofline([gallery.ladder_of("matmul").only("matmul_naive", "matmul_coalesced", "matmul_tiled",
                                                               "matmul_tiled_32")])
     figure.draw_without_rendering()

@@ -1,5 +1,7 @@
 """Figures are made, carry the labels a reader needs, and say where their times were taken."""
 
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,8 +27,6 @@ def test_ladder_on_a_gpu():
 
 
 def test_long_names_beside_the_bars_stay_on_the_figure():
-    from dataclasses import replace
-
     measured = made_up.ladder()
     rows = [replace(row, name=name) for row, name in
             zip(measured.rows, ("matmul_half_wgmma_specialised", "PyTorch (unfused: cuBLAS with the bias, then GELU)"),
@@ -60,8 +60,6 @@ def test_ladder_on_the_cpu_device_shows_what_a_gpu_recorded():
 
 
 def test_a_gpu_stands_beside_the_recorded_one_bar_by_bar():
-    from dataclasses import replace
-
     recorded = made_up.ladder()
     here = replace(recorded, where="NVIDIA L4", limit=recorded.limit / 10, rows=tuple(
         replace(row, gbs=row.gbs and row.gbs / 10) for row in recorded.rows if row.name != "PyTorch"))
@@ -81,8 +79,6 @@ def test_a_gpu_stands_beside_the_recorded_one_bar_by_bar():
 
 
 def test_recorded_ladder_is_found_by_itself(tmp_path):
-    import json
-
     (tmp_path / "nvidia-imaginary.json").write_text(json.dumps(made_up.measurements()))
     assert "Measured on NVIDIA Imaginary" in texts(plots.ladder(made_up.ladder(on_gpu=False)))
     assert "not recorded" not in texts(plots.ladder(made_up.ladder(on_gpu=False)))
@@ -143,8 +139,6 @@ def test_roofline_refuses_cpu_times():
 
 
 def test_tensor_cores_bring_their_roofs_and_numbers_for_names():
-    from dataclasses import replace
-
     limits = {**made_up.LIMITS, "tf32_tflops": 40.0, "f16_tflops": 80.0}
     half = replace(made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7), op="matmul_half", peak="f16",
                    title="Half product", limits=limits)
@@ -159,8 +153,6 @@ def test_tensor_cores_bring_their_roofs_and_numbers_for_names():
 
 
 def test_every_rung_has_a_number_of_its_own_on_the_plot():
-    from dataclasses import replace
-
     ladders = [replace(made_up.ladder(), op=f"op{k}", title=f"Operation {k}") for k in range(9)]
     nothing = replace(made_up.ladder(), op="transpose", flops=0)
     figure = plots.every_rung([*ladders, nothing])

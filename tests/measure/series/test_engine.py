@@ -13,6 +13,7 @@ from labkit.measure.series import engine as series
 from labkit.measure.series.llama import TINY
 from labkit.measure.static_batching import StaticScheduler
 from labkit.models.load import load
+from tests import made_up
 from tests.engine.fake_model import FakeRunner
 
 ON_CPU = pytest.mark.cpu_device
@@ -51,8 +52,7 @@ def test_every_way_to_run_the_requests(taken):
 
 @ON_CPU
 def test_a_recording_of_it_is_accepted(taken):
-    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                 "series": {"engine": taken}}
+    recording = made_up.recording(engine=taken)
     assert validate.problems(recording) == []
     (one,) = comparisons.compare(recording)
     assert one.ours[1] > 0 and (one.baseline, one.why_not) == (None, "vLLM was not measured")
@@ -110,8 +110,7 @@ def test_the_start_of_a_process_until_its_first_token():
     assert parts["tokens"] == 1 and parts["prompt_tokens"] == 12 == taken["prompt"]
     assert taken["seconds"] > parts["import_s"] + parts["load_s"] + parts["first_token_s"] > 0
     assert taken["first_run_seconds"] > 0
-    assert validate.problems({"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                              "series": {"engine_start": taken}}) == []
+    assert validate.problems(made_up.recording(engine_start=taken)) == []
 
 
 def test_a_process_that_fails_or_hangs_says_so(monkeypatch):
@@ -124,6 +123,17 @@ def test_a_process_that_fails_or_hangs_says_so(monkeypatch):
     monkeypatch.setattr(series, "CHILD", "import json, os; print(json.dumps({'device': os.environ['LABKIT_DEVICE']}))")
     found = series._started([], 20)
     assert found["device"] == device.kind() and found["seconds"] > 0
+
+
+def test_the_requests_of_another_engines_benchmark():
+    work = series.bench_requests(256, 100, 1024, 128_256)
+    assert (sum(one.output for one in work), sum(len(one.prompt) for one in work)) == (133_966, 142_827)
+
+
+@pytest.mark.sweep
+def test_another_engines_benchmark():
+    found = json.loads(json.dumps(series.nano_vllm_bench(), allow_nan=False))
+    assert found["tokens_per_second"] == pytest.approx(found["output_tokens"] / found["seconds"])
 
 
 def test_what_logprobs_cost():

@@ -16,6 +16,7 @@ from labkit.measure.series.torch_llama import TorchLlama
 from labkit.models.configs import LLAMA_3_2_1B, names_in
 from labkit.models.llama import Config
 from labkit.models.llama_reference import activations, weights_of
+from tests import made_up
 
 ON_CPU = pytest.mark.cpu_device
 
@@ -57,8 +58,7 @@ def test_decode(decoded):
 def test_a_recording_of_it_is_accepted(decoded):
     prefill = json.loads(json.dumps(series.llama_prefill((3,)), allow_nan=False))
     assert prefill["rows"][0]["tokens"] == 3 and prefill["rows"][0]["flops"] > 0
-    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                 "series": {"llama_decode": decoded, "llama_prefill": prefill}}
+    recording = made_up.recording(llama_decode=decoded, llama_prefill=prefill)
     assert validate.problems(recording) == []
     found = comparisons.compare(recording)
     assert "a token of 1 sequence with 1,024" in found[0].work and all(one.ours[1] > 0 for one in found)
@@ -165,8 +165,7 @@ def test_the_lines_that_only_a_gpu_takes(monkeypatch, request, compared):
     monkeypatch.setattr(series, "time_graph", lambda launch, launches: launch(0) and Timing(1.0, 2.0, 3.0, 5, "x"))
     taken = {"llama_decode": {**series.llama_decode((1, 32), 20), "where": "NVIDIA Imaginary"},
              "llama_prefill": {**series.llama_prefill((20,)), "where": "NVIDIA Imaginary"}}
-    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                 "series": json.loads(json.dumps(taken, allow_nan=False))}
+    recording = made_up.recording(**json.loads(json.dumps(taken, allow_nan=False)))
     assert validate.problems(recording) == []
     rows = recording["series"]["llama_decode"]["rows"]
     for row in rows:

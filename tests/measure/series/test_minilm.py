@@ -9,6 +9,7 @@ from labkit.measure import comparisons, corpus, validate
 from labkit.measure.series import minilm as series
 from labkit.models import weights
 from labkit.models.minilm import MiniLM
+from tests import made_up
 from tests.models.test_minilm import SMALL, random_tensors
 
 ON_CPU = pytest.mark.cpu_device
@@ -95,10 +96,8 @@ def test_every_launch_of_a_pass_is_recorded_and_none_runs():
 def test_a_recording_of_all_of_it_is_accepted(monkeypatch):
     """What bench refuses, it refuses at the end of a long run."""
     monkeypatch.setattr(series, "text_in", lambda texts: {"ours_seconds_256": 1.0, "library_seconds_32": 2.0})
-    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                 "series": {take.__name__: take() for take in (
-                     series.minilm, series.minilm_corpus, series.minilm_ladder, series.minilm_profile,
-                     series.minilm_lengths)}}
+    recording = made_up.recording(**{take.__name__: take() for take in (
+        series.minilm, series.minilm_corpus, series.minilm_ladder, series.minilm_profile, series.minilm_lengths)})
     assert validate.problems(recording) == []
     found = {one.source: one for one in comparisons.compare(recording)}
     assert found.keys() == {"minilm", "minilm_corpus"} and all(one.ours[1] > 0 for one in found.values())

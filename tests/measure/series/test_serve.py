@@ -10,6 +10,7 @@ from labkit.measure import targets, validate
 from labkit.measure.series import serve as series
 from labkit.measure.series.llama import TINY
 from labkit.measure.serving import drive
+from labkit.measure.serving.drive import Run
 from labkit.measure.serving.load import Load, Work
 from labkit.measure.serving.server import Server
 from tests.measure.serving.fake_server import FakeServer, Script
@@ -77,9 +78,39 @@ def test_a_run_with_a_failure_is_no_measurement(monkeypatch):
             series.taken(Load([Work([0], 2), Work([1], 2)], concurrency=2), target)
 
 
+@pytest.mark.cpu_device
+def test_rates_beyond_what_is_served_while_all_seats_are_taken(made_up):
+    taken = json.loads(json.dumps(series.serve_overload(shares=(0.2, 0.4), arrivals_s=0.2), allow_nan=False))
+    options, fake = made_up
+    assert options[0] == "--model" and not any("engine-process" in option for option in options)
+    assert taken["closed"]["completed"] == 12 and taken["closed"]["max_concurrency"] == 4
+    assert [run["request_rate"] for run in taken["runs"]] == [
+        pytest.approx(share * taken["capacity"]) for share in (0.2, 0.4)]
+    for run in taken["runs"]:
+        assert run["max_concurrency"] is None and run["first_ms_by_second"][0] > 0
+
+
+def records(*spans):
+    return [{"sent": sent, "took": took, "first": first} for sent, took, first in spans]
+
+
+def test_the_rate_while_all_seats_are_taken():
+    # Two seats. The first two end at 1 and 2; then one ends each half second until the last is sent, at 3.5.
+    loop = Run(None, records((0, 1, .1), (0, 2, .1), (1, 1.5, .1), (2, 1, .1), (2.5, 1, .1), (3, 4, .1), (3.5, 9, .1)))
+    assert series.rate_when_full(loop, 2) == pytest.approx(3 / 1.5)
+    with pytest.raises(ValueError, match="a closed loop of 7 requests says nothing about 4 taken seats"):
+        series.rate_when_full(loop, 4)
+
+
+def test_waits_for_the_first_token_by_the_second_of_the_request():
+    run = Run(None, records((0.1, 1, .010), (0.9, 1, .030), (2.5, 1, .5)))
+    assert series.first_ms_by_second(run) == [pytest.approx(20.0), None, pytest.approx(500.0)]
+
+
 def test_where_a_server_cannot_run_there_is_nothing_to_measure(monkeypatch, capsys):
     monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else True)
-    assert series.serve() is None and "uvicorn not installed" in capsys.readouterr().err
+    for measure in (series.serve, series.serve_overload):
+        assert measure() is None and "uvicorn not installed" in capsys.readouterr().err
 
 
 @pytest.mark.sweep

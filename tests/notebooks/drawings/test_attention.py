@@ -11,3 +11,11 @@ def test_where_a_head_lies():
     assert figure.svg().startswith("<svg")
     with pytest.raises(ValueError, match="head 12 of 12"):
         pictures.qkv_rows(head=12)
+
+
+def test_strides_of_a_head():
+    figure = pictures.strides(head=0)
+    assert "the values of head 0" in figure.summary
+    assert figure.svg().startswith("<svg")
+    with pytest.raises(ValueError, match="head 2 of 2"):
+        pictures.strides(head=2)

@@ -17,3 +17,9 @@ def test_rows_that_are_recorded_are_those_of_the_operations():
              for name in (*(rung.__name__ for rung in op.rungs),
                           *(form.title for one in op.baselines for form in forms(one)))}
     assert set(pictures.LESSON_ROWS.values()) <= known
+
+
+def test_seven_launches_say_what_they_move():
+    figure = pictures.seven_launches(tokens=16)
+    assert "seven launches with 16 tokens" in figure.summary and "attention" in figure.summary
+    assert figure.svg().startswith("<svg")

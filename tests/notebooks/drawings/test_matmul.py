@@ -16,3 +16,11 @@ def test_tile_walk_fills_the_tails_with_zeros():
     assert not [item for item in pictures.tile_walk(8, 8, 8, 4, (0, 0)).findobj(Text) if item.get_text() == "0"]
     with pytest.raises(ValueError, match="only 3 x 2 blocks"):
         pictures.tile_walk(7, 11, 10, 4, (3, 0))
+
+
+def test_blocks_in_groups_read_fewer_strips():
+    figure = pictures.block_orders(side=24, together=36, group=6)
+    assert figure.summary == ("24 x 24 blocks, 36 at a time: row by row, 2 strips of a and 24 of b; in groups of 6 "
+                              "rows, 6 strips of a and 6 of b.")
+    with pytest.raises(ValueError, match="do not fit"):
+        pictures.block_orders(side=4, together=36, group=6)

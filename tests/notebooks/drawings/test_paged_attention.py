@@ -1,6 +1,5 @@
 """The figures of the lesson "Paged attention": what they say, and what they refuse."""
 
-import numpy as np
 import pytest
 
 from labkit.course.drawings import paged_attention as pictures
@@ -20,16 +19,12 @@ def test_which_lane_reads_what(size, keys):
         pictures.page_reads(80)
 
 
-def test_the_running_maximum_and_sum():
-    figure = pictures.running_softmax([0.0, 1.0, 0.5, 3.0])
-    whole = np.exp(np.array([0.0, 1.0, 0.5, 3.0]) - 3).sum()
-    assert figure.summary == (f"The running maximum of 4 scores grows 3 times, from 0.00 to 3.00; the sum ends at "
-                              f"{whole:.2f}.")
-    sums = figure.axes[1].lines[-1].get_ydata()
-    assert sums[-1] == pytest.approx(whole) and sums[1] == pytest.approx(1 + np.exp(-1))
+def test_rates_over_the_number_of_sequences():
+    figure = pictures.rates((1, 256), {"mma": (380.0, 4170.0), "SDPA": (382.0, 4398.0)}, 4497.0)
+    assert figure.summary == ("mma: 380, 4,170; SDPA: 382, 4,398 GB/s for 1, 256 sequences; a kernel that only reads: "
+                              "4,497.")
+    assert {"mma", "SDPA", "only reading"} <= set(drawn(figure))
     assert figure.svg().startswith("<svg")
-    with pytest.raises(ValueError, match="scores has shape"):
-        pictures.running_softmax([1.0])
 
 
 def test_rows_and_the_keys_that_they_see():

@@ -3,12 +3,10 @@ its controls do what they say, by mouse, by touch and by keyboard alone."""
 
 import contextlib
 import random
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-import uvicorn
 
 from labkit.engine import LLMEngine
 from labkit.engine.outputs import Sampled
@@ -19,6 +17,7 @@ from labkit.serve.async_engine import AsyncEngine
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
 from tests import browser
+from tests.serve.serving import listening, until
 
 pytestmark = browser.needed_to("open the window")
 
@@ -51,17 +50,11 @@ def serving(num_pages=120, template=True, **settings):
     transport = EngineThread(LLMEngine(Paced(num_pages), tokenizer, max_num_seqs=8, max_num_batched_tokens=128))
     transport.start()
     thread = AsyncEngine(transport)
-    server = uvicorn.Server(uvicorn.Config(create_app(thread, Settings(**settings)), port=0, log_level="error"))
-    serves = threading.Thread(target=server.run)
-    serves.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield thread, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    finally:
-        thread.stop(drain_s=0)
-        server.should_exit = True
-        serves.join(10)
+    with listening(create_app(thread, Settings(**settings))) as address:
+        try:
+            yield thread, f"{address}/"
+        finally:
+            thread.stop(drain_s=0)
 
 
 @pytest.fixture
@@ -88,16 +81,9 @@ def show(page, tab):
         page.click(f"[data-show={tab}]")
 
 
-def eventually(holds, seconds=8.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to this"
-        time.sleep(0.01)
-
-
 def becomes(page, expression):
     """Playwright's own way to wait needs an eval, which the page's policy forbids."""
-    eventually(lambda: page.evaluate(expression))
+    until(lambda: page.evaluate(expression))
 
 
 def has_no_scrollbar_below(page):
@@ -144,7 +130,7 @@ def test_a_chat_streams_and_stops(opened, width, scheme):
         assert len(running.prompt) > 40, "the conversation so far is no part of the prompt"
         page.click("#stop")
         page.wait_for_selector(".messages .facts >> text=stopped")
-        eventually(lambda: not thread.unfinished and thread.stats.free_pages == 120)
+        until(lambda: not thread.unfinished and thread.stats.free_pages == 120)
         assert thread.steps < 250
         page.click("#new-chat")
         assert page.locator(".messages li").count() == 0
@@ -160,7 +146,7 @@ def test_seats_pages_and_queue_are_those_of_the_engine(opened, width):
         page.click("#demo")
         becomes(page, "document.querySelectorAll('.seat').length == 8")
         becomes(page, "document.querySelectorAll('.queue li:not(.note)').length == 4")
-        eventually(lambda: thread.ask(lambda there: there.engine.scheduler.running[-1].output_length).result(5) > 3)
+        until(lambda: thread.ask(lambda there: there.engine.scheduler.running[-1].output_length).result(5) > 3)
         page.click("#pause")
         state(page, "paused")
         time.sleep(0.3)
@@ -192,7 +178,7 @@ def test_seats_pages_and_queue_are_those_of_the_engine(opened, width):
         page.keyboard.press("Escape")
         becomes(page, "!document.querySelector('.seat .who[aria-pressed=true]')")
         page.click("#demo")  # it is stopped
-        eventually(lambda: not thread.unfinished)
+        until(lambda: not thread.unfinished)
 
 
 @pytest.mark.sweep
@@ -205,7 +191,7 @@ def test_pause_step_once_and_slow_motion(opened, width):
         page.click("#pause")
         state(page, "paused")
         page.click("#demo")
-        eventually(lambda: thread.unfinished == 12)
+        until(lambda: thread.unfinished == 12)
         for number in range(1, 6):
             becomes(page, "!document.getElementById('step').disabled")
             page.click("#step")
@@ -213,7 +199,7 @@ def test_pause_step_once_and_slow_motion(opened, width):
             time.sleep(0.1)
             assert thread.steps == number
         page.fill("#slow", "3")
-        eventually(lambda: thread.delay_s == 0.25)
+        until(lambda: thread.delay_s == 0.25)
         assert page.text_content("#slow-text") == "0.25 s a step"
         page.click("#pause")
         state(page, "runs")
@@ -222,7 +208,7 @@ def test_pause_step_once_and_slow_motion(opened, width):
         time.sleep(1.0)
         assert 2 <= thread.steps - before <= 5
         page.fill("#slow", "0")
-        eventually(lambda: not thread.unfinished, 20)
+        until(lambda: not thread.unfinished, 20)
         state(page, "idle")
         assert "prefill" in page.get_attribute("#step-bar", "aria-label").lower() or page.text_content("#step-bar")
         assert "#" not in page.text_content("#queue")
@@ -257,12 +243,12 @@ def test_the_keyboard_alone_will_do(opened):
         becomes(page, "!document.getElementById('step').disabled")
         go_to("step")
         page.keyboard.press("Enter")
-        eventually(lambda: thread.steps == before + 1)
+        until(lambda: thread.steps == before + 1)
         go_to("slow")
         page.keyboard.press("ArrowRight")
-        eventually(lambda: thread.delay_s == 0.05)
+        until(lambda: thread.delay_s == 0.05)
         page.keyboard.press("Home")
-        eventually(lambda: thread.delay_s == 0)
+        until(lambda: thread.delay_s == 0)
         page.wait_for_selector(".seat .who")
         go_to("who")
         page.keyboard.press("Enter")
@@ -317,7 +303,7 @@ def test_a_server_that_goes_is_shown_and_found_again(opened):
         state(page, "idle")
         thread.drain()
         state(page, "lost")
-        eventually(lambda: not thread.transport.observers)
+        until(lambda: not thread.transport.observers)
         assert "about to end" in page.text_content("#state") or "not connected" in page.text_content("#state")
     opened.complaints.clear()
 
@@ -330,8 +316,8 @@ def test_a_page_that_is_not_looked_at_costs_the_engine_nothing(opened):
         assert len(thread.transport.observers) == 1
         page.evaluate("""Object.defineProperty(document, "hidden", {value: true, configurable: true});
                          document.dispatchEvent(new Event("visibilitychange"))""")
-        eventually(lambda: not thread.transport.observers)
+        until(lambda: not thread.transport.observers)
         page.evaluate("""Object.defineProperty(document, "hidden", {value: false, configurable: true});
                          document.dispatchEvent(new Event("visibilitychange"))""")
-        eventually(lambda: len(thread.transport.observers) == 1)
+        until(lambda: len(thread.transport.observers) == 1)
         state(page, "idle")

@@ -7,13 +7,11 @@ import hashlib
 import html.parser
 import json
 import re
-import threading
 import time
 import tomllib
 
 import httpx
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from labkit._common.paths import PACKAGE, REPOSITORY
@@ -26,6 +24,7 @@ from labkit.serve.settings import Settings
 from labkit.serve.window import UNREAD, Window, page
 from tests.engine.fake_model import FakeRunner
 from tests.engine.test_llm import Letters
+from tests.serve.serving import listening, until
 from tests.serve.window.test_state import Browser, check
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.0)
@@ -280,31 +279,8 @@ def app_of(window, **settings):
     return app
 
 
-@contextlib.contextmanager
-def served(app):
-    """A server of its own; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive(), "the server does not end"
-
-
-def until(holds, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to this"
-        time.sleep(0.005)
-
-
 def test_a_client_that_goes_leaves_nothing_behind():
-    with watched() as window, served(app_of(window)) as address, httpx.Client() as client:
+    with watched() as window, listening(app_of(window)) as address, httpx.Client() as client:
         with client.stream("GET", f"{address}/window/events", headers=KEY) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             lines = response.iter_lines()

@@ -1,45 +1,25 @@
-"""Five exercises: two products on the tensor cores, a swizzled tile, and two predictions to be done on paper.
-`hint("one_mma")` gives a hint, and a second call a better one.
+"""Three exercises: a prediction about groups of copies, a bug in a ring of two stages, and a ring of three from a blank
+page. `hint("predict_groups")` gives a hint, and a second call a better one.
 
-They run without a GPU: the CPU device does what the instruction does, lane by lane.
+They run without a GPU: the CPU device delivers a copy at the wait for its group, as late as it may come.
 """
 
-import numpy as np
 from numba import float32
 
-from labkit.course.exercises import asks, times_used, uniform
+from labkit.course.exercises import asks, times_used
 
-FIRST_CELL = """from numba import float32, uint32
+FIRST_CELL = """from numba import float32
 
 from labkit import check, cuda, hint, ptx
 """
 
-# In kernels T, C and K count tiles: 16 rows of the output, 8 of its columns, 16 steps along the dot products.
-
 ZERO = float32(0.0)
 
 
-def float16(rng, *shape):
-    return uniform(rng, *shape).astype(np.float16)
-
-
-def products_in_float16(a, b):
-    return a.astype(np.float64) @ b.astype(np.float64)
-
-
-def products_of_warps(steps: int):
-    """mma.sync `steps` times in each warp, of numbers that are loaded once, or twice, for it."""
-    @asks("The tensor cores compute the product, and a lane loads only what it passes to them.")
-    def demand(report) -> str | None:
-        warps = int(np.prod(report.grid))
-        found, asked = times_used(report, "ptx.mma_") // 32, steps * warps
-        loads, enough = report.counts["global_loads"], asked * (16 * 16 + 16 * 8)
-        if found >= asked and loads > 2 * enough:
-            return (f"It makes {loads:,} loads, and {enough:,} are enough for all products on the tensor cores: is "
-                    "something computed beside them?")
-        if found >= asked:
-            return None
-        return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 "
-                "of the product is one `ptx.mma_m16n8k16_f32_f16`.")
-
-    return demand
+@asks("The rows of `a` come by asynchronous copies, and by nothing else.")
+def by_asynchronous_copies(report) -> str | None:
+    copies, loads = times_used(report, "ptx.cp_async_4", "ptx.cp_async_16"), report.counts["global_loads"]
+    if copies and copies >= loads:
+        return None
+    return (f"Of {loads:,} loads from global memory {copies:,} are asynchronous copies, and all of them should be: the "
+            "next row must be in flight while this one is added, by `ptx.cp_async_4`.")

@@ -1,5 +1,5 @@
 """Five exercises: the values of one head, the scores of one query, a prediction about bytes and threads, scores by a
-warp for each key, and from a blank page attention in which each query sees a window of keys.
+warp per key, and from a blank page attention within a window of keys.
 `hint("head_values")` gives a hint, and a second call a better one.
 """
 

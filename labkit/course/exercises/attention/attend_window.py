@@ -1,19 +1,19 @@
 r"""From a blank page: a window of keys
 
-Some models let a query see only the last keys: its own and the `window - 1` before it. One head of 64 numbers:
+Some models let a query see only the last keys: its own and the `window - 1` before it. One head of 64 elements:
 `queries`, `keys`, `values` and `out` (N, 64), and `window`, at most 64.
 
 $$\text{out}_t = \sum_{j = t - window + 1}^{t} \text{softmax}_j\left(\frac{q_t \cdot k_j}{8}\right) v_j$$
 
-The first queries have fewer keys before them, and see those that there are. A block has 64 threads and takes one
-query: `blockIdx.x` is t.
+The first queries have fewer keys before them, and see those that there are. With a window of 3, query 1 sees the keys
+0 and 1, and query 10 sees 8, 9 and 10. A block has 64 threads and one query: `blockIdx.x` is t.
 
 Write `attend_window(queries, keys, values, window, out)` from the decorator down.
 """
 
-HINTS = ("Which is the first key that query t sees, if the window is 3 and t is 10? And if t is 1?",
+HINTS = ("Which is the first key that query t sees, if the window is 64 and t is 100? And if t is 10?",
          "The window begins at max(t - window + 1, 0). Thread j computes the score of its j-th key and puts it into "
-         "shared memory; after a barrier each thread takes one column of the values.",
+         "shared memory; after a barrier each thread has one column of the values.",
          "weights = cuda.shared.array(64, float32); if thread < seen: weights[thread] = ...; cuda.syncthreads(); then "
          "two loops over range(seen): the first finds row_max, the second adds up exp(weights[j] - row_max), and it "
          "times values[begin + j, thread]. Store acc / row_sum.")

@@ -1,13 +1,16 @@
 """The values of one head
 
-`flat` is the memory of qkv, one number after another. Each token has a row: the queries of all heads, then the keys
-of all heads, then the values of all heads. A head has as many numbers as `out` has columns. Copy the values of `head`
-into `out`, a row for each token. Blocks are 32 × 8, with the grid's x along the columns.
+`flat` is the memory of qkv, one element after another. Each token has a row: the queries of all heads, then the keys
+of all heads, then the values of all heads. A head has as many elements as `out` has columns. Copy the values of `head`
+into `out`, one row per token. Blocks are 32 × 8, with the grid's x along the columns.
+
+For example, with 2 heads of 2 elements a row has 12. The values of head 1 are elements 10 and 11 of token 0, then 22
+and 23 of token 1, and so on.
 """
 
-HINTS = ("How long is the row of one token, if there are 3 heads of 2 numbers? At which place of it do the values of "
-         "head 0 begin?",
-         "The address has four parts: which token, which third, which head, which number. With width = heads * size, a "
+HINTS = ("How long is the row of one token, if there are 3 heads of 2 elements? Where in it do the values of head "
+         "0 begin?",
+         "The address has four parts: token, third, head and element. With width = heads * size, a "
          "token's row is 3 * width long, and the values are its last third.",
          "Under a guard for both t and i: out[t, i] = flat[t * 3 * width + 2 * width + ... + i].")
 POINTS = 1
@@ -51,7 +54,7 @@ EXERCISE = KernelExercise(
             Edit("t * 3 * width + 2 * width", "(2 * out.shape[0] + t) * width"),
         "it takes each head to have its query, key and value side by side":
             Edit("2 * width + head * size", "head * 3 * size + 2 * size"),
-        "the numbers of a head lie side by side, not `heads` apart": Edit("head * size + i", "i * heads + head"),
+        "the elements of a head are neighbours, not `heads` apart": Edit("head * size + i", "i * heads + head"),
         "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
             Edit("2 * width + head * size", "2 * head * size"),
         "the grid's x runs along the columns: `i` comes first": Edit("i, t = cuda.grid(2)", "t, i = cuda.grid(2)"),

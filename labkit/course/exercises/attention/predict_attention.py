@@ -1,13 +1,13 @@
-"""Predict: what attention asks for
+"""Predict: flops, bytes and threads of attention
 
 2,048 tokens, 16 heads of 96, float32, every query sees every key. A block of the three-pass kernel has 256 threads
-and takes one query of one head. A MB has 1,000,000 bytes.
+for one query of one head. A MB has 1,000,000 bytes.
 """
 
-HINTS = ("How many scores has one head, and how many flops does each of them take? The weighted values take as many "
+HINTS = ("How many scores has one head, and how many flops does each of them cost? The weighted values cost as many "
          "again.",
-         "Four arrays of 2,048 x 16 x 96 numbers are read or written at least; the scores are 16 matrices of 2,048 x "
-         "2,048. In the third pass a thread takes one of the 96 columns.",
+         "Four arrays of 2,048 x 16 x 96 elements are read or written at least; the scores are 16 matrices of 2,048 x "
+         "2,048. In the third pass a thread has one of the 96 columns.",
          "4 * 2048**2 * 16 * 96 / 1e9; 4 * 4 * 2048 * 16 * 96 / 1e6; 4 * 16 * 2048**2 / 1e6; 4 * 2048; 256 - 96; a "
          "line for each lane; 2,048 times the keys' own size.")
 POINTS = 2

@@ -1,11 +1,11 @@
 r"""The scores of one query
 
-One head: `queries` and `keys` have a row for each token. Compute the scores of query number `t` against all keys:
+One head: `queries` and `keys` have one row per token. Compute the scores of query number `t` against all keys:
 
 $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
 
-under a causal mask. Query t sees the keys of its own token and of those before. The score of any other key becomes
-`float32(-1e30)`, so far down that its exponential is 0. One thread takes one key.
+under a causal mask. Query t sees the keys 0 to t. The score of any other key becomes
+`float32(-1e30)`, so far down that its exponential is 0. Each thread has one key.
 """
 
 HINTS = ("Which two rows does thread j multiply? And for which j is the result not wanted?",

@@ -1,13 +1,13 @@
-"""A warp for each key
+"""A warp per key
 
-In the first pass each lane took a key of its own, and a request for 32 keys took 32 lines. Here a warp takes one key:
-`query` has 64 numbers, `keys` a row of 64 for each key, and `out` gets the scores, `query . key / 8`. The launch has
-32 threads for each key, in blocks of 128. The result is right as it stands, but one lane does all the work. Let all
-lanes work, with neighbours reading neighbouring numbers, and join their products with shuffles.
+In the first pass of the lesson each lane had a different key, and a request touched 32 lines. Here a warp shares one
+key: `query` has 64 elements, `keys` one row of 64 per key, and `out` gets the scores, `query . key / 8`. The launch has
+32 threads for each key, in blocks of 128. The result is right, but one lane does all the work. Let all lanes work, with
+neighbours reading neighbouring elements, and join their products with shuffles.
 """
 
-HINTS = ("Which two numbers of the key should lane 5 load, so that lanes 4, 5 and 6 load neighbours?",
-         "A lane takes the columns lane and lane + 32 of the query and of the key. The lanes' sums of two products are "
+HINTS = ("Which two elements of the key should lane 5 load, so that lanes 4, 5 and 6 load neighbours?",
+         "A lane has the columns lane and lane + 32 of the query and of the key. The lanes' sums of two products are "
          "added up by five shuffles with xor.",
          "score = query[lane] * keys[key, lane] + query[lane + 32] * ...; then score += cuda.shfl_xor_sync(0xFFFFFFFF, "
          "score, distance) for 16, 8, 4, 2, 1; lane 0 stores score * float32(0.125).")

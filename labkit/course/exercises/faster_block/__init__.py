@@ -1,6 +1,6 @@
-"""A bias and a GELU in one kernel, which goes into the model at once, a prediction about what fusing saves, and from a
-blank page a program that replays one graph for many inputs. `hint("bias_gelu_tanh")` gives a hint, and a second call
-a better one.
+"""Three exercises: a bias and a GELU in one kernel, which goes straight into the model, a prediction about what fusing
+saves, and from a blank page a program that replays one graph for many inputs. `hint("bias_gelu_tanh")` gives a hint,
+and a second call a better one.
 """
 
 FIRST_CELL = """import math

@@ -1,13 +1,13 @@
 r"""Bias and GELU, for GPT-2
 
 In lesson 23 you may have written a bias and a GELU in one kernel, in the exact form. GPT-2 was trained with the other
-form. In the lesson's block it is part of a product's epilogue; as a kernel of its own it can be yours. With
+form. In the lesson's block it is part of a product's epilogue; as a separate kernel it can be yours. With
 $v = x_{r,c} + \text{bias}_c$:
 
 $$\text{out}_{r,c} = \frac{v}{2} \left(1 + \tanh\left(\sqrt{2/\pi}\,(v + 0.044715\,v^3)\right)\right)$$
 
 Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are there, in float32, and `math.tanh`
-works in a kernel. Mind large numbers, if you write it with exponentials: `exp(90)` is infinite in float32, and
+works in a kernel. Mind large values, if you write it with exponentials: `exp(90)` is infinite in float32, and
 infinity over infinity is NaN.
 """
 
@@ -81,9 +81,8 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-This one has a place in the model, between the two layers of the MLP. In the next cell a block runs with your kernel,
-and each step is compared with NumPy in float64. `out may be x` there: the model calls it in place. Is yours right in
-place?
+This one goes into the model, between the two layers of the MLP. In the next cell a block runs with your kernel, and
+each step is compared with NumPy in float64. There `out` may be `x`. Is your kernel right when it overwrites its input?
 
 # %%
 yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))

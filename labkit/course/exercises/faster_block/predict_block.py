@@ -4,10 +4,10 @@ GPT-2 small in float32: a width of 768, an inner width of 3,072. First ten launc
 moves into the epilogue of the product before it, and so do both additions. Work out on paper, for 1,024 tokens:
 
 - `launches`: how many launches fewer is that?
-- `gelu_bytes`: how many bytes does the kernel of its own for GELU move, which is now gone?
-- `residual_bytes`: how many bytes fewer do the two additions move? The kernel of its own reads two matrices and
-  writes one; think which of these the epilogue still has to touch.
-- `buffer_bytes`: the article's code allocates eight arrays in each call: six with 768 columns, one with 2,304, one
+- `gelu_bytes`: how many bytes did the separate kernel for GELU move?
+- `residual_bytes`: how many bytes fewer do the two additions move? The separate kernel reads two matrices and writes
+  one; think which of these the epilogue still has to touch.
+- `buffer_bytes`: the design in CUDA C++ allocates eight arrays in each call: six with 768 columns, one with 2,304, one
   with 3,072, and a row for each token. How many bytes?
 
 And for a single token, fused:
@@ -15,11 +15,11 @@ And for a single token, fused:
 - `weights_percent`: how many percent of all bytes that the block moves are its weights? Round to a whole number.
 """
 
-HINTS = ("A float32 has four bytes. A kernel of its own for GELU reads a matrix and writes one: how large?",
-         "An addition of its own reads two matrices and writes one, and the product before it writes one. Fused, the "
+HINTS = ("A float32 has four bytes. A separate kernel for GELU reads a matrix and writes one: how large?",
+         "A separate addition reads two matrices and writes one, and the product before it writes one. Fused, the "
          "product reads the residual and writes the sum. The difference is two matrices of 1,024 x 768.",
          "gelu_bytes: 2 * 1024 * 3072 * 4. residual_bytes: 2 * 2 * 1024 * 768 * 4. buffer_bytes: 1024 * (6 * 768 + "
-         "2304 + 3072) * 4. One token has some 20,000 numbers beside 7 million weights.")
+         "2304 + 3072) * 4. One token has some 20,000 elements, next to 7 million weights.")
 POINTS = 2
 NEEDS = ("block_offsets",)
 
@@ -60,11 +60,11 @@ EXERCISE = PredictionExercise(
     name="predict_block",
     truth=_saved,
     how={"launches": "GELU and two additions lose their kernels",
-         "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
-         "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 numbers "
+         "gelu_bytes": "a separate kernel reads 1,024 x 3,072 elements and writes as many",
+         "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 elements "
                            "twice; the residual itself is read either way",
-         "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 numbers a token",
-         "weights_percent": "28.4 MB of weights, and beside them some 80 KB; a whole number of percent"},
+         "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 elements per token",
+         "weights_percent": "28.4 MB of weights, and some 80 KB besides; a whole number of percent"},
     wrong={"counts the reading only, and not the writing": {
                "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
@@ -75,7 +75,7 @@ EXERCISE = PredictionExercise(
            "takes the residual itself for saved: it has to be read either way": {
                "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
-           "counts numbers, not bytes": {
+           "counts elements, not bytes": {
                "launches": 3, "gelu_bytes": 2 * ROW, "residual_bytes": ROW, "buffer_bytes": 13 * ROW // 4,
                "weights_percent": 100}},
 )

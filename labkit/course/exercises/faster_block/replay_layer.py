@@ -5,7 +5,7 @@ GELU, $\text{out}_n = \text{gelu}(\text{batches}_n \cdot \text{weights} + \text{
 (N, S, I). Everything is on the device.
 
 Write `replay_layer(batches, weights, bias, out)`, a function of the host. It captures one graph, whose only launch is
-`fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. It should be of use for inputs
+`fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. It should also serve inputs
 that do not exist yet when it is captured, so it must not hold all N launches.
 
 `graphs.capture(work)` calls `work(stream)` and returns the graph, and `graph.launch()` replays it.
@@ -16,7 +16,7 @@ the array `b` of the device into `a`. Copies belong outside the graph.
 HINTS = ("A graph holds the addresses that were passed when it was captured. So which arrays must fused_tiled be "
          "captured with, if it is to read another input in each replay?",
          "Allocate one array for an input and one for an output, and capture the layer between these two. For each "
-         "input: copy it into the first array, launch the graph, copy the second array to its place in `out`.",
+         "input: copy it into the first array, launch the graph, copy the second array into `out`.",
          "x, y = cuda.device_array(batches.shape[1:], np.float32), cuda.device_array(out.shape[1:], np.float32); graph "
          "= graphs.capture(lambda stream: fused_tiled(x, weights, bias, y, gelu=True, stream=stream)); in the loop "
          "x.copy_to_device(batches[number]), graph.launch(), out[number].copy_to_device(y).")

@@ -1,10 +1,10 @@
 r"""From a blank page: attention by a warp
 
-One head of 64 numbers: `queries` (Q, 64), `keys` and `values` (N, 64), `out` (Q, 64). Every query sees every key.
+One head of 64 elements: `queries` (Q, 64), `keys` and `values` (N, 64), `out` (Q, 64). Every query sees every key.
 
 $$\text{out}_q = \sum_j \text{softmax}_j\left(\frac{q \cdot k_j}{8}\right) v_j$$
 
-A block has 64 threads, two warps, and a warp takes one query. A lane has the columns `lane` and `lane + 32`: of the
+A block has 64 threads, two warps, and each warp has one query. A lane has the columns `lane` and `lane + 32`: of the
 query, which stays in registers, of each key, of each value, and of the result. The scores are not kept: the softmax
 is corrected as it goes along.
 

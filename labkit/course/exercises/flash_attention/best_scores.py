@@ -1,15 +1,14 @@
 """Tiles above the diagonal
 
-A block has 32 threads, one for each of 32 queries of 8 numbers. The keys come in tiles of 32 through shared memory.
-Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: those of its own
-token and of the tokens before. The result is right as it stands. But every block goes through all tiles, and of half
-of them no query in it sees any key.
+A block has 32 threads, one for each of 32 queries of 8 elements. The keys come in tiles of 32 through shared memory.
+Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: query t sees
+the keys 0 to t. The result is right. But every block goes through all tiles, also through those from which none of its
+queries sees a key. Skip these.
 
-Every thread of a block must come to both barriers in every round.
+Every thread of a block must reach both barriers in every round.
 """
 
-HINTS = ("Block 1 has the queries 32 to 63. Which is the last key that any of them sees, and in which tile does it "
-         "lie?",
+HINTS = ("Block 1 has the queries 32 to 63. Which is the last key that any of them sees, and in which tile is it?",
          "The loop may end after the tile with the block's own tokens. Its end depends on the number of the block "
          "alone, so that all threads of a block agree on it.",
          "for first in range(0, min(cuda.blockIdx.x * 32 + ..., tokens), 32)")

@@ -1,21 +1,21 @@
 """Predict: shared memory and tiles
 
 500 tokens, 12 heads of 64, float32. The three-pass kernel keeps a row of scores in shared memory. `whole_matrix` of
-lesson 24 keeps a head's whole matrix. Flash attention takes 64 queries to a block, and keys in tiles of 64.
+lesson 24 keeps a head's whole matrix. Flash attention has blocks of 64 queries and tiles of 64 keys.
 """
 
-HINTS = ("How many groups of 64 queries does it take for 500, and does the last group need a block as well?",
+HINTS = ("How many groups of 64 queries do 500 make, and does the last group need a block as well?",
          "Eight groups. Each head needs eight blocks, and block number b of a head needs the tiles 0 to b under a "
          "causal mask. Without a mask each block goes through all keys once.",
          "4 * 500; 4 * 500 * 500 / 1000; 12 * 8; 1 + 2 + ... + 8; 500 / 8.")
 POINTS = 2
 
 # %%
-row_bytes = None  # bytes of shared memory that a block of the three-pass kernel takes for its scores
-matrix_kb = None  # that a head's whole matrix of scores takes, in KB of 1,000 bytes
+row_bytes = None  # bytes of shared memory that a block of the three-pass kernel needs for its scores
+matrix_kb = None  # that a head's whole matrix of scores needs, in KB of 1,000 bytes
 blocks = None  # that flash attention launches
 tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, all together
-fewer = None  # how many times fewer keys and values flash attention asks for than one query to a block, without a mask
+fewer = None  # how many times fewer keys and values flash attention loads than one query per block, without a mask
 ### BEGIN SOLUTION
 row_bytes = 4 * 500
 matrix_kb = 4 * 500 * 500 / 1000

@@ -1,8 +1,8 @@
 """Find the bug: corrected, but not all of it
 
-The end of attention, where the scores are there: a row of `out` is the average of all values, weighted by the softmax
-of a row of scores. One thread takes one number of `out` and goes through the row once. It carries three things along,
-`row_max`, `row_sum` and `acc`. For rows that begin with their largest score it is right. Otherwise it is not.
+The end of attention, when the scores are there: a row of `out` is the average of all values, weighted by the softmax of
+a row of scores. One thread computes one element of `out` and goes through the row once, with three variables,
+`row_max`, `row_sum` and `acc`. For rows that begin with their largest score the result is right, otherwise not.
 """
 
 HINTS = ("Take the scores [0, 5]. What are row_sum and acc after the second of them, and against which maximum is each "

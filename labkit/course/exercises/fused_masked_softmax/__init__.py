@@ -1,4 +1,4 @@
-"""Five exercises: another mask, a bug, two predictions, and the derivative of softmax from a blank page.
+"""Five exercises: another mask, a bug, two predictions, and from a blank page the derivative of softmax.
 `hint("left_padding")` gives a hint, and a second call a better one.
 """
 

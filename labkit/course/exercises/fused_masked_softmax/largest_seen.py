@@ -1,7 +1,7 @@
 """Find the bug: NaN in the first rows
 
-A causal softmax, one thread a row. It is right for every matrix of random numbers that I tried. In a trained model
-the first rows came out as NaN.
+This is a causal softmax with one thread per row. It is right for every random matrix that I tried. In a trained model
+its first rows came out as NaN.
 """
 
 HINTS = ("Row 0 sees one score. What is its exponential if the largest score of the whole row is 200 higher?",
@@ -40,7 +40,7 @@ def largest_seen(scores, out):
     size = scores.shape[2]
     if q < size:
         largest = float32(-math.inf)
-        for k in range(q + 1):  # what is hidden has no say: next to it the others may vanish
+        for k in range(q + 1):  # without what is hidden, next to which the others may vanish
             largest = max(largest, scores[b, q, k])
         total = float32(0.0)
         for k in range(q + 1):

@@ -1,15 +1,15 @@
 """Padding on the left
 
-When a model writes, the sequences of a batch must end together, so that the next token has the same place in all of
-them. The padding then stands at the front: of sequence b, the keys from `size - lengths[b]` on are seen, and those
-before are hidden. Hidden keys get the probability 0.
+When a model writes, all sequences of a batch have to end in the same column, where the next token goes. So the padding
+comes first: sequence b sees the keys from `size - lengths[b]` on, and those before are hidden and get the probability
+0. A row of five scores with the length 2, for example, has three zeros and then two probabilities.
 
-`scores` and `out` are (B, S, S). One thread takes one row, the query q of sequence b. What is missing are three
-loops: the largest score that is seen, the sum of exponentials, and the quotients.
+`scores` and `out` are (B, S, S), and each thread has one row, query q of sequence b. Write the three loops: the largest
+score that is seen, the sum of exponentials, and the quotients.
 """
 
 HINTS = ("For a row of 5 and a length of 2: which keys are seen? And what has to be stored at the other three?",
-         "The softmax of lesson 15 with loops that begin at first. Only the last loop runs over all keys, and stores 0 "
+         "The softmax of lesson 16 with loops that begin at first. Only the last loop runs over all keys, and stores 0 "
          "before first.",
          "for k in range(first, size) for the largest and for the sum; then for k in range(size): out[b, q, k] = ... "
          "if k >= first else float32(0.0).")

@@ -3,12 +3,12 @@
 A multiprocessor of the H200 holds 2,048 threads, 32 blocks, 65,536 registers and 228 KB of shared memory. How many
 blocks of 256 threads fit
 
-- `few`: with 32 registers a thread and no shared memory,
-- `many`: with 64 registers a thread and no shared memory,
-- `shared`: with 32 registers a thread and 33 KB of shared memory? (The system takes 1 KB for each block besides.)
+- `few`: with 32 registers per thread and no shared memory,
+- `many`: with 64 registers per thread and no shared memory,
+- `shared`: with 32 registers per thread and 33 KB of shared memory, to which the system adds 1 KB for each block?
 """
 
-HINTS = ("Work out for each resource on its own how many blocks it would allow. Which of the numbers counts?",
+HINTS = ("Work out for each resource on its own how many blocks it would allow. Which of them counts?",
          "Threads allow 2,048 / 256. Registers allow 65,536 / (256 times the registers of a thread). Shared memory "
          "allows 228 / 34, rounded down.",
          "In the first case threads and registers allow the same. In the second registers allow half of that. In the "

@@ -1,18 +1,18 @@
 """Predict: what is loaded
 
-One matrix of 32 × 32 with a causal mask: row q sees q + 1 numbers. How many numbers do all threads together load in
-the three fused kernels of the lesson? `single_read` loads pieces of four neighbours, a piece as soon as its first
-number is seen.
+In a matrix of 32 × 32 with a causal mask, row q sees q + 1 scores. How many scores do all threads together load in the
+three fused kernels of the lesson? `single_read` loads groups of four neighbours, and only those whose first score is
+seen.
 """
 
-HINTS = ("How many numbers does row 9 see, and how many pieces of four is that?",
-         "1 + 2 + ... + 32 is 32 * 33 / 2. For the pieces: rows 0 to 3 load 4 numbers each, rows 4 to 7 load 8, and so "
+HINTS = ("How many scores does row 9 see, and how many groups of four is that?",
+         "1 + 2 + ... + 32 is 32 * 33 / 2. For the groups: rows 0 to 3 load 4 scores each, rows 4 to 7 load 8, and so "
          "on to 32.",
          "three_read: three times all. bounded: three times 528. single_read: 4 * (4 + 8 + ... + 32).")
 POINTS = 2
 
 # %%
-three_read = None  # numbers loaded
+three_read = None  # scores loaded
 bounded = None
 single_read = None
 ### BEGIN SOLUTION
@@ -46,11 +46,11 @@ def _loads():
 EXERCISE = PredictionExercise(
     name="predict_masked_loads",
     truth=_loads,
-    how={"three_read": "Each of its three loops loads all 32 x 32 numbers, hidden or not.",
-         "bounded": "Row q is loaded up to its own number: q + 1 numbers, three times. Sum over q from 0 to 31.",
-         "single_read": "A row is loaded in pieces of four: the next multiple of four from q + 1 on. Four rows, one "
+    how={"three_read": "Each of its three loops loads all 32 x 32 scores, hidden or not.",
+         "bounded": "Of row q the first q + 1 scores are loaded, three times. Sum over q from 0 to 31.",
+         "single_read": "A row is loaded in groups of four: the next multiple of four from q + 1 on. Four rows, one "
                         "after the other, load the same."},
     wrong={"one loop each": {"three_read": 1024, "bounded": 528, "single_read": 576},
-           "pieces of four forgotten": {"three_read": 3072, "bounded": 1584, "single_read": 528},
+           "groups of four forgotten": {"three_read": 3072, "bounded": 1584, "single_read": 528},
            "half of the square, without the diagonal": {"three_read": 3072, "bounded": 1488, "single_read": 576}},
 )

@@ -1,12 +1,12 @@
 r"""From a blank page: the way back
 
-When a model learns, it asks how the loss changes with each score. `p` holds the probabilities of a row, `g` the
-derivative of the loss by each of them. Then
+To train a model, one needs the derivative of the loss with respect to each score. `p` holds the probabilities of a row
+and `g` the derivatives with respect to those. Then
 
 $$\text{out}_{r,c} = \text{scale} \cdot p_{r,c} \, \left(g_{r,c} - \sum_k p_{r,k} \, g_{r,k}\right)$$
 
-Write `softmax_backward(p, g, scale, out)` from the decorator down. One warp takes a row, in blocks of two warps; all
-arrays are (R, C). Where the mask was, p is 0, and so is the result: the mask need not be known.
+Write `softmax_backward(p, g, scale, out)` from the decorator down. All arrays are (R, C), a warp computes a row, and a
+block has two warps. Where the mask was, p is 0, and so is the result: the kernel need not know the mask.
 """
 
 HINTS = ("Which part of the formula is the same for all elements of a row? How do the 32 lanes get it?",
@@ -59,14 +59,14 @@ def _backward_inputs(rng, R, C):
     return p, uniform(rng, R, C), np.float32(rng.uniform(0.1, 0.4))
 
 
-@asks("Each number is loaded twice at most.", shuffles)
+@asks("Each element is loaded at most twice.", shuffles)
 def _shared_by_the_lanes(report) -> str | None:
     """p and g, each for the sum and for the result: four loads an element."""
     loads, enough = report.counts["global_loads"], 4 * elements_of_argument(report, 0)
     if loads <= 2 * enough:  # with room for those who read a number again
         return None
-    return (f"It loads {loads:,} numbers, and {enough:,} are enough: p and g, each for the sum and for the result. A "
-            "warp takes a row, so let each lane take every 32nd column, and join the lanes' sums with shuffles.")
+    return (f"It loads {loads:,} elements, and {enough:,} are enough: p and g, each for the sum and for the result. A "
+            "warp has a row, so give each lane every 32nd column, and join the lanes' sums by shuffles.")
 
 
 def _one_is_certain(rng, p, g, scale):

@@ -7,7 +7,7 @@ cuda.local.array(4, float32)`.
 Write `add_rmsnorm(x, residual, weight, out)` from the decorator down.
 """
 
-HINTS = ("In the first exercise the second loop reads x again. What would have to be remembered so that it need not?",
+HINTS = ("In rmsnorm_warp the second loop reads x again. What would a lane have to remember so that it need not?",
          "A lane has the columns lane, lane + 32, lane + 64 and lane + 96. Keep the sum x + residual of each in "
          "kept[0] to kept[3], a zero where there is no column, and add up the squares of those.",
          "for k in range(4): col = lane + 32 * k; kept[k] = x[row, col] + residual[row, col] if col < x.shape[1] else "

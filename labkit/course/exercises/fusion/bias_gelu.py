@@ -8,9 +8,9 @@ This is the exact form. `math.erf` works in a kernel, and `ROOT_HALF` is one ove
 are 32 × 8, with the grid's x along the columns.
 """
 
-HINTS = ("How often does v stand in the formula, and where does the bias belong in each place?",
+HINTS = ("How often does v occur in the formula, and what does that say about where to add the bias?",
          "Compute v once, in a variable: x[row, col] + bias[col]. Then the formula, with every constant a float32.",
-         "out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF)), inside of a guard for both "
+         "out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF)), inside a guard for both "
          "axes.")
 POINTS = 1
 

@@ -1,6 +1,6 @@
-"""Where the weights lie, a block put together in the wrong order, a prediction about a wider block, and from a blank
-page the first kernel of GPT-2, which takes its place in the model at once. `hint("block_offsets")` gives a hint, and
-a second call a better one.
+"""Four exercises: where each parameter begins, a block put together in the wrong order, a prediction about a wider
+block, and from a blank page the first kernel of GPT-2, which goes straight into a model. `hint("block_offsets")` gives
+a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

@@ -1,6 +1,6 @@
 """Where each parameter begins
 
-A block's twelve parameters lie in one flat buffer, one after the other, in this order:
+One flat buffer holds a block's twelve parameters, one after the other, in this order:
 
 | parameter | shape |
 |---|---|
@@ -11,11 +11,11 @@ A block's twelve parameters lie in one flat buffer, one after the other, in this
 | mlp.c_fc.weight, mlp.c_fc.bias | (C, I), (I,) |
 | mlp.c_proj.weight, mlp.c_proj.bias | (I, C), (C,) |
 
-C is `width`, I is `inner`. Return a list of 13 numbers: where each parameter begins, and last where the buffer ends.
+C is `width`, I is `inner`. Return a list of 13 offsets: where each parameter begins, and last where the buffer ends.
 For GPT-2 small the first are 0, 768, 1,536, and the last is 7,087,872. Do it for any width.
 """
 
-HINTS = ("How many numbers does each parameter hold? Write down the twelve sizes first, in the order of the table.",
+HINTS = ("How many elements does each parameter hold? List the twelve sizes first, in the order of the table.",
          "A parameter begins where the one before it ends. So each offset is the sum of all sizes before it, and the "
          "first is 0.",
          "sizes = [C, C, C * 3 * C, 3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]; then offsets = [0] and for "

@@ -1,19 +1,20 @@
 r"""From a blank page: tokens become rows
 
-The first kernel of GPT-2. A token is a number, and row `ids[t]` of a table belongs to it. Where it stands in the text
-matters, too, and so the row of its position is added:
+The first kernel of GPT-2. A token is an index, `ids[t]`, into the rows of a table. Its position in the text matters,
+too, and so the row of that position is added:
 
 $$\text{out}_{t,c} = \text{tokens}_{\text{ids}_t,\,c} + \text{positions}_{s + t,\,c}$$
 
 $s$ is how many tokens came before, in an earlier call. It is in device memory, as `start[0]`, so that a graph can be
 replayed for the next token. `ids` and `start` hold int32, everything else float32.
 
-Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. A block of 128 threads for each
-token; a row has any number of columns.
+Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. There is a block of 128 threads per
+token; a row has any number of columns. For example, with `ids = [7, 3]` and `start = [10]`, row 1 of `out` is row 3 of
+`tokens` plus row 11 of `positions`.
 """
 
-HINTS = ("Which block writes row t? And which columns does thread 5 of its 128 threads take, if a row has 300?",
-         "t is cuda.blockIdx.x. Thread 5 takes the columns 5, 133 and 261. The row of tokens is ids[t], and the row of "
+HINTS = ("Which block writes row t? And which columns does thread 5 of its 128 threads have, if a row has 300?",
+         "t is cuda.blockIdx.x. Thread 5 has the columns 5, 133 and 261. The row of tokens is ids[t], and the row of "
          "positions is start[0] + t.",
          "for col in range(cuda.threadIdx.x, out.shape[1], 128): out[t, col] = tokens[ids[t], col] + "
          "positions[start[0] + t, col].")

@@ -1,7 +1,7 @@
 r"""Find the bug: the order of things
 
 The second half of GPT-2's block, as three launches: $\text{out} = x + \text{mlp}(\text{layernorm}(x))$. The launcher
-below gives reasonable numbers. It could even be trained. It is not GPT-2.
+below computes something plausible that could even be trained. It is not GPT-2.
 
 This is a function of the host, not a kernel: it allocates what it needs, and calls launchers of the course.
 `fused_tiled(x, weights, bias, out, gelu=True)` is a linear layer with GELU behind it, `residual=r` adds `r` at the

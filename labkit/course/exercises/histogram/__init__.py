@@ -1,34 +1,8 @@
-"""Five exercises: private bins for another key, a sum that begins anew, a bug on the way down a tree, a prediction, and
-from a blank page a compaction. `hint("count_bits")` gives a hint, and a second call a better one.
+"""Three exercises: private bins for another key, a prediction, and another atomic from a blank page.
+`hint("count_bits")` gives a hint, and a second call a better one.
 """
 
-from labkit.course.exercises import asks, elements_of_argument, one_reads_for_all
-
-FIRST_CELL = """import numpy as np
-from numba import int32
+FIRST_CELL = """from numba import int32
 
 from labkit import check, cuda, hint
 """
-
-SCANNED = 128  # elements of a block, a thread each
-
-
-def in_steps(loads_a_step: int):
-    """Seven steps with so many loads from shared memory, and each element of global memory loaded twice at most."""
-    enough = loads_a_step * 7 * SCANNED
-
-    @asks("Each number is loaded from global memory twice at most, and sums are made of sums, in seven steps, with no "
-          f"more than {loads_a_step} loads from shared memory in a step of a thread.")
-    def demand(report) -> str | None:
-        arrays = len(report.arrays) - 1
-        most = 2 * arrays * elements_of_argument(report, 0)
-        loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
-        if loads > most:
-            return (f"It loads {loads:,} numbers from global memory, and {most:,} are enough: each thread loads its "
-                    f"own. What it needs of the others is in shared memory, as sums.")
-        if shared > enough:
-            return (f"It loads {shared:,} numbers from shared memory; seven steps take {enough:,} at most. Add sums of "
-                    f"sums, with twice the distance in each step.")
-        return one_reads_for_all(report, loads_a_step * 7)
-
-    return demand

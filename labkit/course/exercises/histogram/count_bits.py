@@ -1,13 +1,13 @@
 """How many bits are set?
 
-`x` holds uint32 numbers. `out` (33,) int32 is full of zeros when the kernel starts. Afterwards `out[k]` is how many
-numbers have exactly k bits set; `cuda.popc(x[i])` is that number for one of them. There are two blocks of 64 threads,
-and `x` may be longer than that.
+`x` is an array of uint32, and `out`, 33 elements of int32, is full of zeros when the kernel starts. Afterwards `out[k]`
+says how many elements of `x` have exactly k bits set; `cuda.popc(x[i])` counts the bits of one. For example, `[0, 3,
+5]` gives `out[0] == 1` and `out[2] == 2`. There are two blocks of 64 threads, and `x` may be longer than that.
 """
 
 HINTS = ("How many atomics on global memory does a block need if it knows its 33 counts?",
          "Three parts with a barrier between them: clear the 33 counts in shared memory, count there, add them to out. "
-         "A thread takes the elements grid(1), grid(1) + gridsize(1), and so on.",
+         "A thread counts the elements grid(1), grid(1) + gridsize(1), and so on.",
          "if thread < 33 clears and, at the end, adds: cuda.atomic.add(out, thread, counts[thread]). In between: for i "
          "in range(cuda.grid(1), x.size, cuda.gridsize(1)), cuda.atomic.add(counts, cuda.popc(x[i]), 1).")
 POINTS = 2

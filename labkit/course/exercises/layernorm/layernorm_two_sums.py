@@ -2,12 +2,12 @@
 
 A LayerNorm with a block of 64 threads, two warps, for each row. Each warp adds up its part by shuffles, lane 0 stores
 the result in `partial`, and after the barrier every thread adds the two. Both sums use the same two elements. The
-results are right, at least here, and still the kernel is wrong.
+results are right, at least here, and the kernel is wrong nevertheless.
 """
 
-HINTS = ("Warp 0 is fast and warp 1 is slow. Which is the first place that warp 0 overwrites and that warp 1 has yet "
-         "to read?",
-         "Both sums use the same two places. Between reading the first sum and storing the second, nothing keeps a "
+HINTS = ("Warp 0 is fast and warp 1 is slow. Which is the first element that warp 0 overwrites and that warp 1 has "
+         "yet to read?",
+         "Both sums use the same two elements. Between reading the first sum and storing the second, nothing keeps a "
          "fast warp from a slow one.",
          "A cuda.syncthreads() right after the line of the mean, at the level of the function; or a second shared "
          "array for the second sum.")

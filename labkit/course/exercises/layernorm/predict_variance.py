@@ -1,15 +1,15 @@
 """Predict: digits and registers
 
 A row has a mean of 4,096 and a variance of about 1. The mean of its squares is about 4,096², and a float32 has 24
-bits. How far apart are neighbouring float32 numbers there, in whole numbers? And with a mean of 16,384? (No cell is
-needed for it: both squares are powers of two.)
+bits. How far apart are neighbouring float32 values there? And with a mean of 16,384? Both squares are powers of two, so
+paper is enough.
 
-Then a kernel with a warp for each row that keeps the row in registers, as in the lesson. For rows of 1,536, how many
+Then take a kernel with a warp per row that keeps the row in registers, as in the lesson. For rows of 1,536, how many
 registers does each lane need for its part of the row? And how many shuffles does a lane execute for a whole
 LayerNorm, the mean and the variance?
 """
 
-HINTS = ("Of a number's 24 bits, what is the last one worth when the first is worth 2 to the 24?",
+HINTS = ("If the first of 24 bits stands for 2 to the 24, what does the last one stand for?",
          "2 to the 23 times less than the first. For the registers: how many lanes share a row? For the shuffles: what "
          "are the five distances?",
          "2**24 / 2**23, 2**28 / 2**23, 1536 / 32, and five shuffles for each of two sums.")

@@ -4,10 +4,10 @@ Llama and its relatives do not subtract a mean. They divide by the root of the m
 
 $$\text{out}_{r,c} = \frac{x_{r,c}}{\sqrt{\frac{1}{C} \sum_k x_{r,k}^2 + 10^{-5}}} \; w_c$$
 
-A block has 32 × 4 threads. Its four warps take a row each: `threadIdx.x` is the lane, `threadIdx.y` says which of
-the four rows. A row may have any number of columns, so a lane takes the columns `lane`, `lane + 32`, and so on. Every
+A block has 32 × 4 threads. Each of its four warps has one row: `threadIdx.x` is the lane, `threadIdx.y` says which of
+the four rows. A row may have any number of columns, so a lane has the columns `lane`, `lane + 32`, and so on. Every
 lane needs the sum of the whole row: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)` gives a lane the value of the
-lane whose number differs in that bit. `cuda.rsqrt` is one over the root.
+lane whose index differs in that bit. `cuda.rsqrt` is one over the root.
 """
 
 HINTS = ("Which lanes hold a part of the sum after the first loop, and which ones need the whole of it for the second?",
@@ -131,5 +131,5 @@ EQUIVALENT = {
 }
 
 AFTER = """
-Next: the exercises of **16 · Fusion and the transpose**.
+Next: the exercises of **22 · The transpose**.
 """

@@ -5,8 +5,11 @@ r"""A token more
 
 $$S_{r,c} + \varphi(k_r)\, v_c \qquad z_c + \varphi(k_c)$$
 
-φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. Blocks are 32 × 8 × 1, with the grid's x along the columns, y
-along the rows and z along the heads. All arrays are float32.
+φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. An example with D = 1: a key of 1 has φ = 2, so with a value
+of 3 S grows by 6, and z by 2.
+
+Blocks are 32 × 8 × 1, with the grid's x along the columns, y along the rows and z along the heads. All arrays are
+float32.
 """
 
 HINTS = ("Which threads have an element of S, and which one of z? What do the others have?",

@@ -1,12 +1,13 @@
 """Predict: a state and a cache
 
-A head has 64 numbers. How many numbers does linear attention keep for it, S and z together, and how many does a cache
-of keys and values have after 1,000 tokens? What is the smallest number of tokens with which the cache is the larger
-of the two?
+A head has 64 elements. How many elements does linear attention keep for it, S and z together, and how many does a cache
+of keys and values have after 1,000 tokens? What is the smallest number of tokens with which the cache is the larger of
+the two?
 
 A causal softmax attention weighs n(n + 1) / 2 pairs, with 2 × 64 flops for each score and as many for each weighted
-value. Linear attention with a running state spends 2 × 64² flops a token on adding to S and as many on reading from
-it. At how many tokens do both take the same number of flops? (Leave out the exponentials, z and the divisions.)
+value. For 2 tokens that is 3 pairs and 768 flops. For each token, linear attention with a running state spends
+2 × 64² flops on adding to S and as many on reading from it. At how many tokens do both need the same number of flops?
+Leave out the exponentials, z and the divisions.
 """
 
 HINTS = ("What is kept of a head, and what of that grows with the number of tokens?",

@@ -5,11 +5,13 @@ Write `read_state(q, state, out)`, a kernel. `q` (H, D) holds a query of each he
 
 $$\text{out}_c = \frac{\sum_r \varphi(q_r)\, S_{r,c}}{\sum_r \varphi(q_r)\, z_r}$$
 
-z is positive. The grid has a block for each head, of 32 threads; D may be more than 32, or less. Let neighbouring
-threads read neighbouring numbers of the state.
+z is positive. An example with D = 1: S = 6 and z = 2 give 3, whatever the query is.
+
+The grid has a block for each head, of 32 threads; D may be more than 32, or less. Let neighbouring threads read
+neighbouring elements of the state.
 """
 
-HINTS = ("Which numbers of the state does element 5 of the output need, and which does every element need?",
+HINTS = ("Which elements of the state does element 5 of the output need, and which does every element need?",
          "A thread takes the columns threadIdx.x, threadIdx.x + 32 and so on. For each it walks down the rows with two "
          "sums: of phi(q) times S, and of phi(q) times z.",
          "for col in range(cuda.threadIdx.x, D, 32): for row in range(D): above += phi(q[head, row]) * state[head, "

@@ -1,6 +1,6 @@
 r"""A layer in one kernel
 
-A layer of a neural network multiplies, adds a bias for each column, and sets what is negative to zero:
+A layer of a neural network multiplies, adds the bias of its column, and sets what is negative to zero:
 
 $$\text{out}_{r,c} = \max\left(0, \; \sum_k a_{r,k} \, b_{k,c} + \text{bias}_c\right)$$
 

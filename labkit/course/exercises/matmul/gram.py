@@ -6,10 +6,10 @@
 The kernel is right for 64 × 64, for 16 × 160 and for every other size that I tried at first.
 """
 
-HINTS = ("For K = 19 the second step has three columns of a left. The inner loop runs over 16 of each tile all the "
-         "same: what stands in the other 13?",
-         "A thread whose load falls beyond the edge leaves its place in the tile as it was: from the step before, or "
-         "never written. What number does no harm in a dot product?",
+HINTS = ("For K = 19 the second step has three columns of a left. The inner loop runs over 16 of each tile "
+         "even so: what is in the other 13?",
+         "A thread whose load falls beyond the edge leaves its element of the tile as it was: from the step before, "
+         "or never written. What value does no harm in a dot product?",
          "mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0), and the same for "
          "theirs.")
 POINTS = 2

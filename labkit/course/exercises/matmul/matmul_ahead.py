@@ -1,13 +1,13 @@
 """Find the bug: loading ahead
 
-This is `a @ b` again, with one idea more. The first tiles are loaded before the loop, and each round ends with
-loading the tiles of the next one. (Loading early is worth something on a GPU: with a second pair of tiles, the loads
-can run while the block still multiplies.) The last round loads zeros that no thread uses.
+This is `a @ b` again, with one more idea. The first tiles are loaded before the loop, and each round ends by loading
+the tiles of the next one. (With a second pair of tiles, such loads could run while the block still multiplies.) The
+last round loads zeros that no thread uses.
 
 There is a barrier after every load. Is that enough?
 """
 
-HINTS = ("Thread 0 comes to the end of its inner loop while thread 255 has just begun its own. What does thread 0 do "
+HINTS = ("Thread 0 reaches the end of its inner loop while thread 255 has just begun. What does thread 0 do "
          "next?",
          "The tiles are written at the end of a round and were read just before. A barrier has to keep the writes of a "
          "fast thread from the reads of a slow one; the one after the loads comes too late for that.",

@@ -3,7 +3,7 @@ r"""Rows against rows: A @ B.T
 $$\text{out}_{r,c} = \sum_k a_{r,k} \, b_{c,k}$$
 
 That is `a @ b.T`. `a` is (M, K), `b` is (N, K), `out` is (M, N), and nothing is transposed in memory: only the index
-changes. Attention compares each query with each key in this way. Blocks are 16 × 16, and the grid is laid with its x
+changes. Attention compares each query with each key in this way. Blocks are 16 × 16, and the grid's x runs
 along the columns of `out`.
 """
 

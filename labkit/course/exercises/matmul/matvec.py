@@ -3,7 +3,7 @@ r"""Matrix times vector
 $$\text{out}_r = \sum_k a_{r,k} \, x_k$$
 
 `a` has M rows and K columns, `x` has K elements, `out` has M. One thread computes one element of `out`, in blocks of
-64. What is missing is the loop, and the store after it.
+64. Write the loop, and the store after it.
 """
 
 HINTS = ("This thread has a row of a. At step k, which element of that row meets which element of x?",

@@ -2,15 +2,15 @@
 
 `a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, tiles too. Work out on paper:
 
-- `naive`: how many numbers do all threads together load from global memory, with one thread an element and no tiles?
+- `naive`: how many elements do all threads together load from global memory, with one thread for each and no tiles?
 - `tiled`: how many with tiles? A zero beyond an edge is no load.
 - `barriers`: at how many barriers does one thread of the tiled kernel wait?
 """
 
-HINTS = ("How many threads have an element, and how many numbers does each of them load without tiles? How many blocks "
-         "does the grid have along each axis, for 40 x 24?",
-         "A block loads each number that it needs exactly once. So a number of a is loaded once for each block that "
-         "lies along its row of out, and one of b once for each block along its column.",
+HINTS = ("How many threads have an element, and how many elements does each of them load without tiles? How many "
+         "blocks does the grid have along each axis, for 40 x 24?",
+         "A block loads each element that it needs exactly once. So an element of a is loaded once for each block "
+         "along its row of out, and one of b once for each block along its column.",
          "naive = 40 * 24 * 2 * 50. The grid is 2 blocks wide and 3 high: tiled = 2 * (40 * 50) + 3 * (50 * 24). "
          "Barriers: two a step, and 50 takes four steps of 16.")
 POINTS = 2

@@ -1,12 +1,12 @@
 """A transpose through shared memory
 
-A transpose reads rows and writes columns. Whichever way you lay the threads, either the loads or the stores of a warp
-lie far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
+A transpose reads rows and writes columns. However you arrange the threads, either the loads or the stores of a warp
+are far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
 along the rows of `out`. The transposing is done inside the tile, where it costs little.
 
-`a` has the shape (R, C) and `out` the shape (C, R). The grid lies over `a`, with its x along the columns; `left` and
+`a` has the shape (R, C) and `out` the shape (C, R). The grid covers `a`, with its x along the columns; `left` and
 `top` are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours.
-Note that a thread stores a different element from the one it loaded, and that the store needs a guard of its own.
+Note that a thread stores a different element from the one it loaded, and that the store needs another guard.
 """
 
 HINTS = ("This block holds rows top to top + 15 and columns left to left + 15 of a. Which rows and which columns of "

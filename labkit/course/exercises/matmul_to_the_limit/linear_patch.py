@@ -3,11 +3,11 @@ r"""A linear layer, four by four
 $$\text{out}_{m,n} = \sum_k x_{m,k} \, w_{n,k}$$
 
 That is `x @ w.T`, the form of a linear layer: `x` is (M, K), `w` is (N, K). A thread computes the tile of 4 × 4
-elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four numbers of `x` and
+elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four elements of `x` and
 four of `w` into `x_part` and `w_part`, zeros beyond the edges, and multiply each with each. Blocks are 8 × 8 threads.
 """
 
-HINTS = ("In one step of k, which numbers does the whole thread tile need? Which of them lie beyond an edge for the "
+HINTS = ("In one step of k, which elements does the whole thread tile need? Which of them lie beyond an edge for the "
          "last thread tile?",
          "Three pieces: load 4 + 4 numbers with a guard each, multiply each with each and add to sums, and after the "
          "loop over k store what lies inside.",
@@ -101,7 +101,7 @@ def linear_one_element(x, w, out):
                 out[row, col] = total
 
 
-@asks("In each step of k a thread loads eight numbers.")
+@asks("In each step of k a thread loads eight elements.")
 def _loads_once(report):
     """At 32 x 32 x 2: the 64 thread tiles load 8 numbers a step each, 1,024 in all; element by element it is 4,096."""
     loads = report.counts["global_loads"]

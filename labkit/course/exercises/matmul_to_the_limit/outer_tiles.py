@@ -1,13 +1,13 @@
 """From a blank page: an outer product, four at a time
 
-`out[i, j] = x[i] * y[j]`. `x` has M numbers and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
+`out[i, j] = x[i] * y[j]`. `x` has M elements and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
 threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column
-of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four numbers from flat index i on, and store with
+of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four elements from flat index i on, and store with
 `ptx.store_global4(array, i, p, q, r, s)`.
 """
 
-HINTS = ("Which four numbers of x and which four of y does the thread tile need? How often is each of them used?",
-         "If M and N are multiples of 4, a thread tile lies inside as a whole or not at all: one guard, around "
+HINTS = ("Which four elements of x and which four of y does the thread tile need? How often is each of them used?",
+         "If M and N are multiples of 4, a thread tile is inside as a whole or not at all: one guard, around "
          "everything. The flat index of out[row, col] is row * out.shape[1] + col.",
          "a = ptx.load_nc4(x, row) and b0, b1, b2, b3 = ptx.load_nc4(y, col); for i in range(4): "
          "ptx.store_global4(out, uint32((row + i) * out.shape[1] + col), a[i] * b0, ...).")

@@ -2,18 +2,18 @@
 
 Blocks of 16 × 16 threads, and a thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on paper:
 
-- `loads`: how many numbers does a thread read from shared memory in one step of k?
+- `loads`: how many elements does a thread read from shared memory in one step of k?
 - `products`: how many multiply-adds does it do with them?
 - `busy`: in what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
-  takes as long as four of its multiply-adds?
-- `tile_bytes`: how many bytes of shared memory does a pair of tiles take, one of `a` and one of `b`?
+  lasts as long as four of its multiply-adds?
+- `tile_bytes`: how many bytes of shared memory does a pair of tiles need, one of `a` and one of `b`?
 """
 
 HINTS = ("The thread tile has 6 rows and 4 columns. How many rows of a and how many columns of b does it touch?",
          "loads counts rows and columns, products counts elements. busy: the units could do four products in the time "
          "of one load.",
-         "busy = 100 * products / (4 * loads). The tiles cover 16 * 6 rows and 16 * 4 columns, 8 steps, 4 bytes a "
-         "number.")
+         "busy = 100 * products / (4 * loads). The tiles cover 16 * 6 rows and 16 * 4 columns, 8 steps, 4 bytes "
+         "each.")
 POINTS = 1
 
 # %%

@@ -3,17 +3,17 @@
 The pipelined kernel at M = N = K = 4,096 on a GPU with 132 SMs. A block computes 128 × 128 elements, two blocks fit
 on an SM.
 
-- `loaded`: how many numbers does one block load from global memory in all?
+- `loaded`: how many elements does one block load from global memory in all?
 - `flop_per_byte`: how many flops does it do for each byte of them?
-- `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds (waves, in lesson 02's word) do all
-  blocks take, the last one counted whole?
-- `ring_bytes`: how many bytes of shared memory does a block use? Three pairs of tiles, 16 steps of k each, and a line
-  has 128 + 4 numbers of `a` and 128 of `b`.
+- `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds (waves, in lesson 03's word) do all
+  blocks need, the last one counted whole?
+- `ring_bytes`: how many bytes of shared memory does a block use? Three pairs of tiles, 16 steps of k each, and a row
+  has 128 + 4 elements of `a` and 128 of `b`.
 """
 
 HINTS = ("Which rows of a and which columns of b does a tile of 128 x 128 elements need, and how long are they?",
-         "flop_per_byte: 2 flops for each element of the tile and each k, over 4 bytes for each number loaded. rounds: "
-         "1,024 blocks, 264 at a time.",
+         "flop_per_byte: 2 flops for each element of the tile and each k, over 4 bytes for each element loaded. "
+         "rounds: 1,024 blocks, 264 at a time.",
          "loaded = 2 * 128 * 4096. flop_per_byte = 2 * 128 * 128 * 4096 / (4 * loaded). ring_bytes = 3 * 16 * (128 + 4 "
          "+ 128) * 4.")
 POINTS = 2

@@ -1,14 +1,17 @@
 """From a blank page: attention split over blocks
 
-The arguments are those of exercise 2, with heads of 32 numbers; q is (B, H, 32). Each block now takes `share` pages
-of one sequence, block p the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens. And a
-block has all H // K query heads, at most 4, that read the same head of keys and values. It writes a record to `out`
-(B, H, P, 34) for each of its query heads: 32 numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 3. A
-block whose pages hold no token writes nothing.
+The arguments are those of exercise 2, with heads of 32 elements, and an int `share`. A block now attends to `share`
+pages of one sequence: block p to the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens.
+And it has all H // K query heads, at most 4, that read the same head of keys and values.
 
-The grid is `(P, K, B)` with 32 threads a block, and `share` is an int.
+For each of its query heads it writes a record to `out` (B, H, P, 34): 32 elements of `acc`, then `row_max`, then
+`row_sum`, as in exercise 3. A block whose pages hold no token writes nothing.
 
-Write `attend_split(q, keys, values, page_table, lengths, scale, share, out)` from the decorator down.
+An example: a sequence of 70 tokens has 5 pages. With `share` 2, block 0 has tokens 0 to 31, block 1 tokens 32 to 63,
+block 2 tokens 64 to 69, and block 3, if there is one, has none.
+
+The grid is `(P, K, B)` with 32 threads a block. Write
+`attend_split(q, keys, values, page_table, lengths, scale, share, out)` from the decorator down.
 """
 
 HINTS = ("Which tokens belong to block p, if the sequence has 70 and share is 2? For which p are there none?",

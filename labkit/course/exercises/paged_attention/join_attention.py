@@ -1,16 +1,23 @@
-"""Parts of a softmax, joined
+r"""Parts of a softmax, joined
 
-Attention was computed in parts. `parts` (R, P, D + 2) float32 has a record for each row and part: D numbers of `acc`,
-the sum of the weighted values; then `row_max`, the part's largest score $m$; then `row_sum`, the sum of its weights
-$e^{s - m}$. The values in `acc` have the same weights. Row r has `counts[r]` parts, and the records after them hold
-NaN. If a row has no part, its result is zeros. Join the parts of each row, and write the quotient of `acc` and
-`row_sum` of all its keys to `out` (R, D). The grid has a block of 32 threads for each row, and D is any number.
+Attention was computed in parts, and row r has `counts[r]` of them. For each there is a record in `parts`
+(R, P, D + 2) float32: first the D elements of `acc`, the sum of the weighted values, then `row_max`, the part's largest
+score $m$, then `row_sum`, the sum of its weights $e^{s - m}$. The weights in `acc` are the same. Records behind the
+last part hold NaN.
+
+Join the parts of each row, and write `acc` / `row_sum` of all its keys to `out` (R, D); zeros for a row without parts.
+
+An example with D = 1: the records [4, 0, 1] and [6, 0, 2] have the same `row_max`, so the result is (4 + 6) / (1 + 2).
+If the second had a `row_max` of $\ln 2$ instead, the first would be halved, and the result would be
+(2 + 6) / (0.5 + 2).
+
+The grid has a block of 32 threads for each row, and D may be any size.
 """
 
 HINTS = ("Two parts have the largest scores 3 and 5. By which factor must row_sum and acc of the first be multiplied "
          "before they can be added to those of the second?",
          "First find the largest row_max of the row's parts, then the sum of row_sum * exp(row_max - largest), then "
-         "the same sum for each number of acc. A lane has the columns lane, lane + 32 and so on.",
+         "the same sum for each element of acc. A lane has the columns lane, lane + 32 and so on.",
          "acc += parts[r, p, i] * math.exp(parts[r, p, D] - largest) for p in range(counts[r]), and out[r, i] = acc / "
          "row_sum where counts[r] is above 0, otherwise 0.")
 POINTS = 2

@@ -1,21 +1,28 @@
 """Attention over pages, a warp for each head
 
-The arguments are those of the engine's own kernels, in float32. `q` and `out` are (B, H, D): the query of the newest
-token of each of B sequences, in H heads. `keys` and `values` are (pages, K, 16, D); query head h reads head
-h // (H // K) of them. Sequence b has `lengths[b]` tokens, and its token j is in page `page_table[b, j // 16]`, at
-place j % 16. A score is the dot product of query and key times `scale`; the weights are the softmax of the scores,
-and the result is the sum of the weighted values. A sequence of length 0 is an empty place in the batch: write zeros.
-After a sequence's last page the table may hold anything, and where there is no token, keys and values are NaN.
+Attend with the newest token of each sequence to all of its tokens. The arrays are float32 and those of the engine's own
+kernels:
 
-The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: each lane has the numbers lane, lane + 32
-and so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
+- `q` and `out` (B, H, D): the query of each of B sequences in H heads, and the result.
+- `keys` and `values` (pages, K, 16, D). Query head h reads head h // (H // K) of them.
+- `lengths` (B,): the tokens of each sequence. Its token j is in page `page_table[b, j // 16]`, at place `j % 16`.
+
+The scores are dot products times `scale`, their softmax gives the weights, and the result is the sum of the weighted
+values. For a sequence of length 0 write zeros. Behind a sequence's last page the table may hold anything, and where
+there is no token, keys and values are NaN.
+
+An example: with H = 4, K = 2 and `page_table[0]` = [5, 2], query head 3 of sequence 0 reads head 1, and token 20 is in
+page 2 at place 4: its key is `keys[2, 1, 4]`.
+
+The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and so
+on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
 """
 
-HINTS = ("Which numbers of which array does lane 5 need for token 20 of sequence b, in query head 3, if D is 64 and "
+HINTS = ("Which elements of which array does lane 5 need for token 20 of sequence b, in query head 3, if D is 64 and "
          "two query heads share a head of keys?",
          "A loop over j in range(lengths[b]): the page from the table, the lane's products, five shuffles, then the "
          "online softmax: the new maximum, the factor for row_sum and acc so far, and the weight of this token. acc "
-         "has a number for each of the lane's columns, and all of them are corrected.",
+         "has an element for each of the lane's columns, and all of them are corrected.",
          "page = page_table[b, j // 16]; score += query[i] * keys[page, kv_head, j % 16, lane + 32 * i] for each i; "
          "after the shuffles acc[i] = acc[i] * factor + weight * values[page, kv_head, j % 16, lane + 32 * i]; at the "
          "end out[b, head, lane + 32 * i] = acc[i] / row_sum, or 0 where the length is 0.")

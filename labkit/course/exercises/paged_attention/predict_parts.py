@@ -1,11 +1,13 @@
 """Predict: parts and their sums
 
-Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels. In the first part
-`row_max` is 3, `row_sum` is 6, and `acc`, the sum of the weighted values in one column, is 12. In the second they are
-5, 2.5 and 10. Sums are relative to the maximum of their part. What is `row_sum` of both parts together, relative to
-the larger maximum? And what is the result in that column?
+Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels, and sums are relative
+to the largest score of their part. For example, with `row_max` 1 and 2, and `row_sum` 4 and 3, both together have
+`row_max` 2 and `row_sum` 4 / 2 + 3 = 5.
 
-Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
+Here the first part has `row_max` 3, `row_sum` 6, and `acc`, the sum of the weighted values in one column, 12. The
+second has 5, 2.5 and 10. What is `row_sum` of both together? And what is the result in that column?
+
+The kernels cut the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
 least 8; the last one has the rest. A page has 16 tokens. How many parts does a sequence of 1,000 tokens have, and one
 of 2,600?
 """

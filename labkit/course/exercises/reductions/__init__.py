@@ -1,6 +1,6 @@
 """
-Five exercises: a reduction by shuffles, a prediction, a bug, the rule of online softmax on its own, and a kernel from
-a blank page that uses it. `hint("row_range")` gives a hint, and a second call a better one.
+Three exercises: a reduction by shuffles, a prediction, and a barrier that is missing. `hint("row_range")` gives a hint,
+and a second call a better one.
 """
 
 FIRST_CELL = """import math

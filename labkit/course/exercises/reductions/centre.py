@@ -1,13 +1,13 @@
-"""Find the bug: used twice
+"""Find the bug: one array, two reductions
 
-Each row is moved so that its mean is 0, and then divided by the largest distance from the mean. Two reductions go
-through the same shared memory: a sum and a maximum.
+The kernel subtracts its mean from each row and divides by the largest distance from that mean. Two reductions use the
+same shared memory, a sum and a maximum.
 
-The kernel is right on some GPUs, most of the time.
+It is right on some GPUs, most of the time.
 """
 
-HINTS = ("Thread 0 has computed the mean and runs ahead, through its part of the row. What is the next thing that it "
-         "does to shared memory?",
+HINTS = ("Thread 0 has computed the mean and runs ahead, through its part of the row. What does it do next to "
+         "shared memory?",
          "All threads read shared[0], and thread 0 writes shared[0] a little later. Nothing says that all have read "
          "before it writes.",
          "One cuda.syncthreads() between the line with mean and the line that stores far.")

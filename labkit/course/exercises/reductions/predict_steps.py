@@ -1,14 +1,14 @@
 """Predict: 512 threads
 
-A block of 512 threads adds up 512 numbers. On paper:
+A block of 512 threads adds up 512 values. On paper:
 
-- `steps`: how many steps does the tree take?
+- `steps`: how many steps does the tree have?
 - `shuffles`: with two levels, how many shuffles does one thread take part in?
-- `stored`: with two levels, how many numbers go into shared memory, from all threads together?
+- `stored`: with two levels, how many values are stored in shared memory, by all threads together?
 """
 
-HINTS = ("In the lesson's picture, eight threads take three steps. How many take four?",
-         "How many warps are 512 threads? Each of them leaves one number behind, and then one warp's worth of lanes "
+HINTS = ("In the lesson's figure, sixteen threads need four steps. How many threads need five?",
+         "How many warps are 512 threads? Each of them leaves one value behind, and then one warp's worth of lanes "
          "has to add those.",
          "512 is 2 to the power of 9. A warp needs five shuffles, whether its lanes hold elements or the sums of "
          "warps.")
@@ -17,7 +17,7 @@ POINTS = 1
 # %%
 steps = None  # of the tree
 shuffles = None  # of one thread, with two levels
-stored = None  # numbers stored into shared memory, with two levels
+stored = None  # values stored in shared memory, with two levels
 ### BEGIN SOLUTION
 steps = 9  # 512 = 2 ** 9
 shuffles = 10  # five within the warp, five over the warps' sums
@@ -33,11 +33,11 @@ from labkit.course.exercises import PredictionExercise
 def _steps():
     """From the kernels of the lesson, run by observe on 512 threads."""
     from labkit import observe
-    from labkit.kernels.reduce import sum_tree_kernel, sum_two_level_kernel
+    from labkit.kernels.reduce import reduce_tree_kernel, reduce_two_level_kernel
 
     ones, out = np.ones((1, 512), np.float32), np.zeros(1, np.float32)
-    tree = observe(sum_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
-    levels = observe(sum_two_level_kernel[1, 512], ones, out).counts
+    tree = observe(reduce_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
+    levels = observe(reduce_two_level_kernel[1, 512], ones, out).counts
     return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
 
 
@@ -46,7 +46,7 @@ EXERCISE = PredictionExercise(
     truth=_steps,
     how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
          "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
-         "stored": "One number for each warp, and a warp has 32 threads."},
+         "stored": "One value for each warp, and a warp has 32 threads."},
     wrong={"steps as in a sum one after another": {"steps": 511, "shuffles": 10, "stored": 16},
            "the second level is forgotten": {"steps": 9, "shuffles": 5, "stored": 16},
            "every thread stores its number": {"steps": 9, "shuffles": 10, "stored": 512}},

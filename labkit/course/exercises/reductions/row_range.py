@@ -1,14 +1,14 @@
 """From the lowest to the highest
 
-For each row, the largest number less the smallest: `out` has R elements, `x` is (R, C). One warp takes a row, in
-blocks of two warps. Each lane has found the largest and the smallest of its own elements already. Now the lanes have
-to exchange them: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)`, five times for each of the two. Then one lane
-stores.
+For each row, compute the largest element minus the smallest: `x` is (R, C), `out` has R elements, and a block has two
+warps, one row each. Every lane has already found the largest and the smallest of its elements. Now let the lanes
+exchange them by `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)`, five times for each of the two, and let one lane
+store the result.
 """
 
 HINTS = ("After the loop, lane 5 knows the largest of the columns 5, 37, 69, ... Which lanes know the rest of the row?",
-         "In each of five steps a lane takes what another lane has and keeps the larger, and for the second number the "
-         "smaller. The distances are 16, 8, 4, 2, 1.",
+         "In each of five steps a lane gets the values of another lane, and keeps the larger maximum and the smaller "
+         "minimum. The distances are 16, 8, 4, 2, 1.",
          "largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)), the same with min; after the "
          "steps, under if lane == 0, the store.")
 POINTS = 2

@@ -1,5 +1,5 @@
-"""Five exercises: private bins for another key, a sum that begins anew, a bug on the way down a tree, a prediction, and
-from a blank page a compaction. `hint("count_bits")` gives a hint, and a second call a better one.
+"""Four exercises: a sum that starts over, a bug on the way down a tree, a prediction, and a compaction from a blank
+page. `hint("sums_since")` gives a hint, and a second call a better one.
 """
 
 from labkit.course.exercises import asks, elements_of_argument, one_reads_for_all
@@ -17,18 +17,18 @@ def in_steps(loads_a_step: int):
     """Seven steps with so many loads from shared memory, and each element of global memory loaded twice at most."""
     enough = loads_a_step * 7 * SCANNED
 
-    @asks("Each number is loaded from global memory twice at most, and sums are made of sums, in seven steps, with no "
-          f"more than {loads_a_step} loads from shared memory in a step of a thread.")
+    @asks("Each element is loaded from global memory at most twice, and sums are built from sums, in seven "
+          f"steps with at most {loads_a_step} loads from shared memory per thread and step.")
     def demand(report) -> str | None:
         arrays = len(report.arrays) - 1
         most = 2 * arrays * elements_of_argument(report, 0)
         loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
         if loads > most:
-            return (f"It loads {loads:,} numbers from global memory, and {most:,} are enough: each thread loads its "
-                    f"own. What it needs of the others is in shared memory, as sums.")
+            return (f"It loads {loads:,} elements from global memory, and {most:,} are enough: each thread loads its "
+                    f"own. It finds the others in shared memory, as sums.")
         if shared > enough:
-            return (f"It loads {shared:,} numbers from shared memory; seven steps take {enough:,} at most. Add sums of "
-                    f"sums, with twice the distance in each step.")
+            return (f"It loads {shared:,} elements from shared memory; seven steps need {enough:,} at most. Add sums "
+                    f"of sums, with twice the distance in each step.")
         return one_reads_for_all(report, loads_a_step * 7)
 
     return demand

@@ -1,11 +1,11 @@
-"""From a blank page: what is positive, packed
+"""From a blank page: pack the positive elements
 
-`x` has up to 128 int32 numbers, and one block of 128 threads runs. The positive ones go to the beginning of `out`, in
-their order. `out` is as long as `x` and full of −1 when the kernel starts; what lies behind the packed numbers stays
-so. Write `pack_positive(x, out)` from the decorator down.
+`x` has up to 128 int32 elements, and one block of 128 threads runs. The positive elements go to the beginning of `out`
+in their order. `out` is as long as `x` and full of −1 when the kernel starts; the rest of it keeps that value. For
+example, `[5, -2, 0, 7]` becomes `[5, 7, -1, -1]`. Write `pack_positive(x, out)` from the decorator down.
 """
 
-HINTS = ("How many positive numbers stand before element 5, and what has that to do with its place?",
+HINTS = ("How many positive elements come before element 5, and what does that say about where it goes?",
          "Let each thread write a flag, 1 or 0, into shared memory, and scan the flags in seven steps. An inclusive "
          "scan counts the element itself: its place is one less.",
          "Load value once (0 beyond the end). places[i] = 1 if value > 0 else 0; seven steps with two barriers each; "

@@ -1,15 +1,17 @@
-"""A sum that begins anew
+"""A sum that starts over
 
-One block of 128 threads computes running sums of up to 128 int32 numbers, inclusive ones, and `heads` (int32) says
-where a sum begins anew: `out[i]` is the sum from the last place j ≤ i with `heads[j] == 1` up to i. If there is none,
-it is the sum from the beginning. This is called a *segmented scan*. Seven steps in the manner of Hillis and Steele
-are enough. The sum of an element no longer grows once a head is in it.
+One block of 128 threads computes the inclusive running sums of up to 128 int32 elements, but `heads` (int32) says where
+a sum starts over: `out[i]` runs from the last head at or before i, that is, the last j ≤ i with `heads[j] == 1`, up to
+i. If there is none, it runs from the beginning. This is called a *segmented scan*. For example, `x = [1, 2, 3, 4]` with
+`heads = [0, 0, 1, 0]` gives `[1, 3, 3, 7]`.
+
+Seven steps of Hillis and Steele are enough. The sum of an element stops growing once a head is in it.
 """
 
-HINTS = ("When element i takes in the sum that ends at i - distance, there may be a head in that sum. May it still "
+HINTS = ("When element i adds the sum that ends at i - distance, there may be a head in that sum. May it still "
          "grow afterwards?",
-         "Carry two numbers for each element: its sum, and whether a head is in it. If there is one already, the "
-         "element takes in nothing. Otherwise it takes in both numbers of the element before it.",
+         "Carry two values for each element: its sum, and whether a head is in it. If there is one already, the "
+         "element adds nothing. Otherwise it adds both values of the element at that distance.",
          "if i >= distance and headed[i] == 0: read sums[i - distance] and headed[i - distance] into variables that "
          "are 0 otherwise; barrier; add both; barrier.")
 POINTS = 3

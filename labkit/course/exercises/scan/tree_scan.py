@@ -1,10 +1,10 @@
 """Find the bug: the way down
 
-An exclusive scan of each row by Blelloch's algorithm: `x` and `out` are (R, 128) int32, and a block of 64 threads
-takes a row. The kernel is wrong now and then, on some GPUs.
+This kernel scans each row exclusively by Blelloch's algorithm: `x` and `out` are (R, 128) int32, and a block of 64
+threads works on a row. On some GPUs it is wrong now and then.
 """
 
-HINTS = ("Compare the two loops. What does the first one have that the second one has not?",
+HINTS = ("Compare the two loops. What does the first have that the second lacks?",
          "On the way down, what a thread reads as shared[right] was written by another thread in the step before.",
          "One cuda.syncthreads() in the second loop, where all threads reach it: before the if, not in it.")
 POINTS = 2

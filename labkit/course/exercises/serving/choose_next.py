@@ -1,20 +1,22 @@
 """From a blank page: who is next?
 
 Write a policy. Each time that the scheduler can admit a request, it calls `choose_next(prompts, waited)`: two NumPy
-arrays with an element for each waiting request, in the order of their arrival, with the number of tokens of its
-prompt and the milliseconds that it has waited so far. Return the number of the request that is admitted next, an
-integer from 0 on. At least one request waits.
+arrays with an element for each waiting request, in the order of their arrival, with the tokens of its prompt and the
+milliseconds that it has waited so far. Return the place of the request that is admitted next, from 0 on. At least one
+request waits.
 
-The policy runs in the simulator, on several traces of 150 requests and more: most prompts have 20 to 200 tokens, one
-in seven has 2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of
-prompts take 4 ms, and FIFO keeps requests waiting for 50 to 150 ms. On such traces
+An example: with `prompts` [900, 30, 60] and `waited` [80, 20, 5], first come, first served returns 0, and the shortest
+prompt first returns 1.
+
+The policy runs in a simulator, on traces of 150 requests and more: most prompts have 20 to 200 tokens, one in seven has
+2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of prompts need 4 ms,
+and FIFO keeps requests waiting for 50 to 150 ms. On such traces
 
 - the *mean* time to the first token must be at most 85% of FIFO's, and
 - *no* request may wait for its first token longer than 1.5 times the longest wait with FIFO.
 
-There are also traces on which no policy can be better than FIFO, because all prompts are equally long or hardly any
-request waits. There the mean must not be worse. No policy changes how many requests the server can serve in all: the
-same tokens have to be computed in any order.
+Where all prompts are equally long, or next to no request waits, no policy can be better than FIFO. There the mean must
+not be worse.
 """
 
 HINTS = ("Serve the shortest prompt first: why does the mean fall? Which request waits longest then, and what would it "
@@ -135,8 +137,8 @@ EXERCISE = FunctionExercise(
         "the longest prompt is next": Edit("np.argmin(0.01 * prompts - waited)", "np.argmax(prompts)"),
         "the one that came last is next": Edit("np.argmin(0.01 * prompts - waited)", "len(prompts) - 1"),
         "the one that has waited least is preferred: the sign is wrong": Edit("prompts - waited", "prompts + waited"),
-        "waiting hardly counts": Edit("0.01 * prompts", "10 * prompts"),
-        "the length hardly counts: it is nearly FIFO": Edit("0.01 * prompts", "0.0005 * prompts"),
+        "waiting counts for next to nothing": Edit("0.01 * prompts", "10 * prompts"),
+        "the length counts for next to nothing: it is nearly FIFO": Edit("0.01 * prompts", "0.0005 * prompts"),
         "the smallest value is returned, not its place": Edit("np.argmin(", "np.min("),
     },
 )
@@ -146,5 +148,5 @@ EQUIVALENT = {
 }
 
 AFTER = """
-Your policy in the lesson's simulator: `partial(ChoosingScheduler, choose=choose_next)` in place of the scheduler.
+Your policy in the lesson's simulator: pass `partial(ChoosingScheduler, choose=choose_next)` as the scheduler.
 """

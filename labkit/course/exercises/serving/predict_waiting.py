@@ -1,13 +1,14 @@
 """Predict: queues
 
 A server gets 40 requests a second. A request stays for 1,500 ms on average, from its arrival to its last token; for
-300 ms of them it waits in the queue, and then it runs. A step takes 2 ms, and every running request gets a token in
-each step. How many requests are inside on average, how many of them are queued, and how many tokens a second does
-the server write?
+300 ms of them it waits in the queue, and then it runs. A step lasts 2 ms, and every running request gets a token in
+each step. How many requests are inside on average, how many of them are queued, and how many tokens does the server
+write in a second?
 
 Another server handles one request at a time, in 10 ms on average. Both the times between arrivals and the service
-times are exponentially distributed. How many milliseconds does a request stay on average, waiting and service
-together, with 75 arrivals a second? With 95? And with 75 again, if the server becomes 20% faster and needs 8 ms?
+times are exponentially distributed. At 50 arrivals a second, for example, the load is 0.5 and a request stays for 20
+ms. How many milliseconds does it stay on average, waiting and service together, with 75 arrivals a second? With 95?
+And with 75 again, if the server becomes 20% faster and needs 8 ms?
 """
 
 HINTS = ("If 40 requests come in a second and each stays for a second, how many are there at any moment? And if each "

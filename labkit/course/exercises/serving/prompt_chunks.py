@@ -1,18 +1,20 @@
 """A limit on the time between tokens
 
-A reader sees a pause if a step takes too long, and what makes a step long is the prompts in it. So do not fix the
-number of tokens of a step. Compute before each step how many tokens of prompts fit into its *time*.
+What makes a step long, and a reader wait, is the prompts in it. So compute before each step how many tokens of prompts
+fit into a *time*. A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds.
 
-A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds, all whole numbers. *Rows* are the tokens that
-are computed. *Read* are the tokens whose keys and values are read: for a running sequence all of its tokens, for a
-chunk of a prompt all that was computed of it before, and the chunk itself. A prompt without a token in the step
-costs nothing.
+- *Rows* are the tokens that are computed: one for each running sequence, and those of the chunks of prompts.
+- *Read* are the tokens whose keys and values are read: all tokens of each running sequence, `contexts`, and for a chunk
+  all that was computed of its prompt before, and the chunk itself. A prompt without a token in the step costs nothing.
 
-`contexts` has the number of tokens of each running sequence; each of them has one row in the step. `done` and `left`
-say for each prompt how many of its tokens are computed and how many are not. Prompts are served in their order. Each
-gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one that does not get
-all of its tokens, the others get none. Return an array with the size of each chunk. Running sequences are never left
-out, even if the step takes too long with them alone.
+`done` and `left` say for each prompt how many of its tokens are computed and how many are not. Prompts are served in
+their order, and each gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one
+that does not get all of its tokens, the others get none. Running sequences are never left out, even if the step takes
+too long with them alone. Return an array with the size of each chunk; all values are whole numbers.
+
+An example: `contexts` [100, 200], `done` [0, 50], `left` [40, 500], `step` 1,000, `row` 10, `cached` 1 and a `limit` of
+1,800. The first prompt gets all of its 40 tokens. Then there are 42 rows and 340 tokens read, the second prompt would
+read 50 more, and of its own it gets 90: max(1000, 132 · 10) + 480 = 1,800. Result: `[40, 90]`.
 """
 
 HINTS = ("With step 1,000,000, row 4,000 and ten running sequences: how many rows of prompts can be added before the "

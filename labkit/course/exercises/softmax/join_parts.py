@@ -1,16 +1,17 @@
 """Join the parts
 
-A row was cut into parts. Of part $i$ you have its largest element, `largest[i]`, and `totals[i]`, the sum of $e^{x -
-m_i}$ over its elements, where $m_i$ is `largest[i]`. Return both numbers of the whole row, as an array of two.
+A row was cut into parts. For part $i$ you know the largest element $m_i$, `largest[i]`, and the sum of $e^{x - m_i}$
+over its elements, `totals[i]`. Return both values for the whole row, as an array of two. For example, the parts (1, 3,
+2) and (5, 4) have the maxima 3 and 5 and the sums 1.503 and 1.368; the row has 5 and 1.571.
 
-This one is plain Python on the host. A part may be empty: then it has the largest element `-inf` and the sum 0. If
-all parts are, so is the row.
+This one is plain Python on the host. A part may be empty: then its maximum is `-inf` and its sum 0. At least
+one part is not empty.
 """
 
-HINTS = ("Two parts with the maxima 3 and 5: by which factor is the sum of the first too large if all is measured "
-         "against 5?",
-         "The largest of all is the maximum of the maxima. Each sum is multiplied by exp of its own maximum less that "
-         "one. Then they may be added.",
+HINTS = ("Two parts have the maxima 3 and 5. By what factor is the sum of the first too large, if everything is to be "
+         "relative to 5?",
+         "The largest of all is the maximum of the maxima. Multiply each sum by exp of its own maximum minus that one, "
+         "and add them up.",
          "m = largest.max(), and s is the sum over the parts of totals times np.exp(largest - ...). The exponential of "
          "-inf is 0, which takes care of empty parts.")
 POINTS = 2

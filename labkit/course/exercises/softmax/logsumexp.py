@@ -2,13 +2,13 @@ r"""From a blank page: log of the sum of exponentials
 
 $$\text{out}_r = \log \sum_c e^{x_{r,c}}$$
 
-It is the loss of a language model, up to a subtraction. The numbers go up to 120, where $e^x$ is beyond float32.
-Write `logsumexp(x, out)` from the decorator down, with one thread a row, for blocks of 64.
+Up to a subtraction, this is the loss of a language model. The elements go up to 120, where $e^x$ is beyond float32.
+Write `logsumexp(x, out)` from the decorator down, with one thread per row, for blocks of 64.
 """
 
-HINTS = ("How does log(exp(a) + exp(b)) change if you take the factor exp(a) out of the sum?",
-         "Keep two numbers while you go along the row: the largest so far, and the sum of exp(x - largest) so far. "
-         "When a larger number comes, the sum is multiplied by exp(old largest - new largest).",
+HINTS = ("What becomes of log(exp(a) + exp(b)) if you factor exp(a) out of the sum?",
+         "Keep two values while you go along the row: the largest so far, and the sum of exp(x - largest) so far. "
+         "When a larger element comes, multiply the sum by exp(old largest - new largest).",
          "Start with largest = x[row, 0] and total = float32(1.0), loop from column 1 on, and store largest + "
          "math.log(total).")
 POINTS = 4

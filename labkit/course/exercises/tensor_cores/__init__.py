@@ -1,4 +1,4 @@
-"""Five exercises: two products on the tensor cores, a swizzled tile, and two predictions to be done on paper.
+"""Four exercises: two products on the tensor cores, a swizzled tile, and a prediction to be done on paper.
 `hint("one_mma")` gives a hint, and a second call a better one.
 
 They run without a GPU: the CPU device does what the instruction does, lane by lane.

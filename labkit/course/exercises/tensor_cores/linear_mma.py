@@ -4,8 +4,8 @@
 is one warp and computes 16 × 8 elements of `out`: rows from 16 · blockIdx.y, columns from 8 · blockIdx.x. It walks
 along K in steps of 16 and gives the four accumulators of one product to the next.
 
-Look at what the instruction wants of `b`: two neighbours down a column. In `w`, whose rows are the columns of `b`,
-they lie side by side. So the weights need not be transposed, which is why libraries store them in this way.
+Look at what the instruction needs from `b`: two neighbours down a column. In `w`, whose rows are the columns of `b`,
+they are side by side. So the weights need not be transposed, which is why libraries store them in this way.
 """
 
 HINTS = ("b[k, n] of the instruction is w[n, k]. What becomes of its two neighbours down a column?",

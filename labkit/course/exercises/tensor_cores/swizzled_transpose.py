@@ -1,15 +1,15 @@
 """A tile without padding
 
 `a` is (32 T, 32), `out` is its transpose, (32, 32 T). A block is one warp, and transposes 32 rows of `a` through a
-tile of 1,024 numbers in shared memory. It writes rows into the tile and reads columns from it. As the kernel stands,
-a column lies in a single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. It
+tile of 1,024 elements in shared memory. It writes rows into the tile and reads columns from it. For now, a column is
+in a single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. It
 stays as large as it is.
 """
 
-HINTS = ("Number n of shared memory is in bank n % 32. In which banks are tile[0], tile[32], tile[64] and so on, which "
-         "the lanes read for col = 0?",
-         "Let row r of the tile hold its 32 numbers in another order: number c at place c ^ r. For one r these are "
-         "still 32 different places; for one c they are 32 different banks.",
+HINTS = ("Element n of shared memory is in bank n % 32. In which banks are tile[0], tile[32], tile[64] and so on, "
+         "which the lanes read for col = 0?",
+         "Let row r of the tile hold its 32 elements in another order: element c at position c ^ r. For one r these "
+         "are still 32 different positions; for one c they are 32 different banks.",
          "Write tile[row * 32 + (lane ^ row)], and read tile[lane * 32 + (col ^ lane)]: there the lane is the row of "
          "the tile.")
 POINTS = 2

@@ -1,10 +1,11 @@
 """Sampling with whole numbers
 
-`weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0.
-`at` (R,) int64 is a random number for each row, from 0 to the sum of its weights less 1. Laid end to end, the weights
-of a row are intervals, and the token is the one whose interval contains `at[row]`. With weights 3, 0 and 2, the
-numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2. Write it to `tokens` (R,) int32. The sum of a row may be
-far above 2³¹.
+`weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0. `at` (R,)
+int64 is a random number for each row, at least 0 and below the sum of its weights. Laid end to end, the weights of a
+row are intervals, and the token is the one whose interval contains `at[row]`. Write it to `tokens` (R,) int32. The
+sum of a row may be far above 2³¹.
+
+An example: with weights 3, 0 and 2, the numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2.
 
 The grid has a block of one warp for each row. The warp goes through the row in chunks of 32 tokens. In each chunk a
 lane needs the sum of all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of

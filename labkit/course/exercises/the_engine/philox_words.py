@@ -1,18 +1,24 @@
 """From a blank page: Philox
 
-Philox4x32-10 makes four random words of 32 bits from a counter of four words (a, b, c, d) and a key of two words. In
-each of ten rounds two products of 64 bits are computed,
+Philox4x32-10 makes four random words of 32 bits from a counter of four words (a, b, c, d) and a key of two. Each of ten
+rounds begins with two products of 64 bits:
 
-`first = 0xD2511F53 * a` and `second = 0xCD9E8D57 * c`,
+`first = 0xD2511F53 * a` and `second = 0xCD9E8D57 * c`
 
-and the four words become, in this order: the upper half of `second` ^ b ^ the first word of the key, the lower half
-of `second`, the upper half of `first` ^ d ^ the second word of the key, and the lower half of `first`. (`^` is XOR,
-and b and d are the old ones.) After each round, 0x9E3779B9 is added to the key's first word and 0xBB67AE85 to its
-second, both modulo 2³². The four words after the tenth round are the result.
+The new a, b, c and d are, in this order:
 
-`counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32; row i of `out` is the result for row i of the other two.
-The launch has 64 threads a block, and a thread computes one row. Keep everything in variables. In a kernel,
-`uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower one.
+1. the upper half of `second` ^ b ^ the first word of the key
+2. the lower half of `second`
+3. the upper half of `first` ^ d ^ the second word of the key
+4. the lower half of `first`
+
+`^` is XOR, and b and d are the old ones. After each round, 0x9E3779B9 is added to the key's first word and 0xBB67AE85
+to its second, both modulo 2³². The four words after the tenth round are the result. With counter and key 0 it is
+0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8.
+
+`counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32, and a thread computes one row; blocks have 64 threads.
+Keep everything in variables. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower
+one.
 
 Write `philox_words(counters, keys, out)` from the decorator down.
 """

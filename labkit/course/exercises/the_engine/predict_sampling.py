@@ -1,15 +1,15 @@
 """Predict: seven tokens
 
 The weights of seven tokens, in the order of the vocabulary, are 10, 20, 1, 40, 3, 25 and 1. They are the exponentials
-of the logits at temperature 1, scaled so that their sum is 100. Tokens are numbered from 0.
+of the logits at temperature 1, scaled so that their sum is 100. Tokens count from 0.
 
-`top_p` = 0.8 keeps the tokens that weigh at least as much as a threshold. What is the largest threshold with which
-they still reach 80? How many passes over the row does the search take, bit by bit, if it begins with the highest bit
-of the largest weight? The weights that are kept are then laid end to end, in the order of the vocabulary, and the
-random number is one of 0 to their sum less 1. Which token belongs to the number 5, and which to 60?
-
-How many tokens does `top_p` = 0.8 keep at temperature 0.5, by which each logit is divided? And how many do `min_p` =
-0.3 and `top_p` = 0.75 keep together, at temperature 1? `min_p` comes first, and `top_p` is a part of what it leaves.
+- `top_p` = 0.8 keeps the tokens that weigh at least as much as a threshold. What is the largest threshold with which
+  they still reach 80? For 0.4 it would be 40: token 3 alone. How many passes over the row does the search make, bit
+  by bit, if it begins with the highest bit of the largest weight?
+- The kept weights are then laid end to end, in the order of the vocabulary, and a random number below their sum is
+  drawn. Which token belongs to the number 5, and which to 60?
+- How many tokens does `top_p` = 0.8 keep at temperature 0.5, by which each logit is divided? And how many do `min_p` =
+  0.3 and `top_p` = 0.75 keep together, at temperature 1? `min_p` comes first, and `top_p` is a part of what it leaves.
 """
 
 HINTS = ("Order the weights from the largest down and add them up. After how many is 80 reached?",

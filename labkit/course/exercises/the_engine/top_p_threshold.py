@@ -1,13 +1,16 @@
 """Top-p without a sort
 
-`weights` (R, V) int32 are the weights of the tokens of each row, whole numbers from 0 to 2³¹ − 1, and `need` (R,)
-int64 is the mass that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their
-weight is at least a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to
-`thresholds` (R,) int32. The sum of a row may be far above 2³¹.
+`weights` (R, V) int32 are the weights of the tokens of each row, from 0 to 2³¹ − 1. `need` (R,) int64 is the mass
+that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their weight is at
+least a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to `thresholds`
+(R,) int32. The sum of a row may be far above 2³¹.
+
+An example: of the weights 5, 9, 2 and 9, with a need of 20, the threshold is 5. With 6 or more only the nines are kept,
+and 18 is too little; with 5 it is 23.
 
 The grid has a block of one warp for each row. Search bit by bit, from the highest on: a bit stays in the threshold if
-the tokens that weigh at least as much still reach `need`. Each bit takes one pass over the row, in which a lane adds
-up every 32nd weight, and shuffles that give every lane the sum.
+the tokens that weigh at least as much still reach `need`. Each bit needs one pass over the row, in which a lane adds up
+every 32nd weight, and shuffles that give every lane the sum.
 """
 
 HINTS = ("If the kept tokens reach `need` with some threshold, do they with a smaller one? How many comparisons then "

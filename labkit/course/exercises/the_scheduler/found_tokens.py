@@ -1,11 +1,16 @@
 """From a blank page: what the prefix cache finds
 
-Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens; what stands
+Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens, and what comes
 behind them in the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its
-*full* pages are in the cache for the prompts after it, and they stay there. A prompt finds its pages from the first
-one on, up to the first that is not in the cache. A page counts as found only if all tokens up to its end are the
-same, not only its own. The prompt's last token is never found, since the next token is sampled from its logits: a
-page that ends with it has to be computed.
+*full* pages stay in the cache for the prompts after it.
+
+A prompt finds its pages from the first one on, up to the first that is not in the cache. A page counts as found only if
+*all* tokens up to its end are the same, not only its own. And a page that ends with the prompt's last token is never
+found: that token has to be computed, since the next one is sampled from its logits.
+
+An example with pages of 2 and the prompts [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 9] and [9, 9, 3, 4, 5]: found are
+`[0, 2, 2, 0]` tokens. The second prompt may not find its last page, and the fourth not its second, which begins
+differently.
 
 Write `found_tokens(prompts, lengths, page)`. It returns an array with the number of tokens found for each prompt.
 """

@@ -1,25 +1,25 @@
 """A step under a token budget
 
-`running` has a number for each running sequence, the oldest first: its tokens that are not computed yet. That is 1
-for a sequence that decodes and may be more for one in the middle of its prompt. `waiting` has the lengths of the
-prompts that wait, the oldest first. Both are arrays of whole numbers and may be empty. Plan a step of at most
-`budget` tokens:
+Plan a step of at most `budget` tokens. `running` has, for each running sequence, how many of its tokens are not
+computed yet: 1 if it decodes, more in the middle of a prompt. `waiting` has the lengths of the waiting prompts. In both
+arrays the oldest comes first, and either may be empty.
 
-- First the running sequences, in their order. Each gets its tokens, as far as the budget allows. (There are pages for
-  them.)
-- Then the waiting prompts, in their order, as long as the budget has tokens left. A prompt that is admitted gets its
-  tokens, as far as the budget allows, takes one of `seats` free seats, and takes pages of 16 tokens for its *whole*
-  prompt from the `free` pages.
-- A prompt is admitted only if there is a seat, and if the free pages are enough for its pages and for one more page
-  for each sequence that runs by then, those admitted before it in this step included. If it cannot be admitted,
-  those behind it are not admitted either.
+- Running sequences come first, in their order. Each gets its tokens, as far as the budget allows.
+- Then waiting prompts are admitted, in their order, as long as tokens are left. An admitted prompt gets its tokens, as
+  far as the budget allows, one of `seats` free seats, and pages of 16 tokens for its *whole* prompt.
+- For that, the `free` pages must be enough for its pages and for one more for each sequence that runs by then, those
+  admitted in this step included. Once a prompt cannot be admitted, those behind it are not admitted either.
 
-Return an array with the tokens of each in this step, first for all of `running`, then for all of `waiting`; 0 for
-those that are not in it.
+Return an array with the tokens of each in this step, for all of `running`, then for all of `waiting`; 0 for those that
+are not in it.
+
+An example: `running` [1, 1], `waiting` [6, 20, 4], budget 10, 8 seats and 9 free pages give `[1, 1, 6, 2, 0]`. The
+first prompt needs 1 page and 2 for those that run. The second needs 2 and 3, and 8 are left; it gets the last 2
+tokens.
 """
 
-HINTS = ("With budget 10, running [1, 1] and waiting [6, 20], and enough seats and pages: how many tokens does each of "
-         "the four get, and which is in the middle of its prompt afterwards?",
+HINTS = ("In the example, how many pages must be free for the third prompt, if the budget were 100? Which sequence "
+         "is in the middle of its prompt afterwards?",
          "Two loops. In the first, min(left, budget). In the second, four conditions; a variable remembers that one of "
          "them has failed. After an admission, the budget, the seats, the free pages and the number of running "
          "sequences all change.",

@@ -1,19 +1,24 @@
 """Predict: a preemption
 
-The memory has 6 pages of 4 tokens, a step computes at most 8 tokens, and there is no prefix cache. Two requests
-arrive at once: a has a prompt of 7 tokens and writes 8, b has a prompt of 5 and writes 6. Both are admitted in step
-0, in which a gets its whole prompt and b what is left of the budget. The step that computes the last token of a
-prompt samples the first token of the output; each sampled token is computed in a later step, except the last one,
-which is never computed. A sequence takes a page when its first token in that page is computed. If no page is free,
-the younger one gives its own back and waits until there are pages for all of its tokens.
+The memory has 6 pages of 4 tokens, a step computes at most 8 tokens, and there is no prefix cache. Request a has a
+prompt of 7 tokens and writes 8; b has a prompt of 5 and writes 6. Both are admitted in step 0:
+
+| step | a | b | tokens computed of a, b | pages |
+|---|---|---|---|---|
+| 0 | its prompt, 7 | what is left of the budget, 1 | 7, 1 | 2 + 1 |
+| 1 | 1 | the rest of its prompt, 4 | 8, 5 | 2 + 2 |
+
+The step that computes the last token of a prompt samples the first one of the output. Each sampled token is computed in
+a later step, except the last one, which is never computed. If no page is free, the younger sequence gives back its own
+and waits until there are pages for all of its tokens.
 
 How many pages are held in step 2? Which is the step in which b is preempted, and which runs without it? How many
 tokens are computed a second time? How many steps are there in all, and how many with a memory of 100 pages? Steps
 count from 0.
 """
 
-HINTS = ("Make a table with a line for each step: how many tokens of a and of b are computed after it? That gives the "
-         "pages, four tokens to a page, rounded up.",
+HINTS = ("Continue the table: after each step, a and b have one token more. The pages are the tokens over four, "
+         "rounded up.",
          "a has 7 after step 0, b has 1 after step 0 and 5 after step 1; then each has one more in every step. Where "
          "do the pages exceed 6? When b returns, its prompt and all tokens sampled so far have to be computed, at most "
          "8 in a step.",

@@ -1,11 +1,11 @@
 """Predict: the banks of a padded tile
 
-The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. The rows of the tile are
-`pitch` elements long, of which 32 hold data. Shared memory has 32 banks, and the element at place i lies in bank
-i % 32. In how many steps does the warp get its column?
+The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. Each row of the tile is
+`pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. In how many
+steps does the warp get its column?
 """
 
-HINTS = ("For a pitch of 34: write down the bank of lanes 0, 1, 2, 3 and of lane 16. When does the first bank come "
+HINTS = ("For a pitch of 34, compute the bank of lanes 0, 1, 2, 3 and of lane 16. When does the first bank come "
          "again?",
          "Lane L is in bank (pitch * L + 5) % 32. The number of steps is the number of lanes that share a bank.",
          "The steps are the greatest common divisor of the pitch and 32.")

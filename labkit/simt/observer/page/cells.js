@@ -215,7 +215,8 @@ class ArrayGrid {
   }
 
   // lit: {cells: Map of cell -> READ | WRITE | UPDATE, sectors: Map of sector -> the same, trail: Set, banks: [...] or null}
-  draw(state, lit, marks, picked) {
+  // wrong: for each cell, whether its value is one that a race has spoiled
+  draw(state, lit, marks, picked, wrong) {
     const {array} = this, known = state.known[array.number], values = state.values[array.number];
     const context = sized(this.canvas, this.width, this.height + this.strip);
     const gap = this.cell > 8 ? 1.5 : 1, wide = this.cell - gap, tall = this.tall - gap;
@@ -258,8 +259,12 @@ class ArrayGrid {
           context.strokeRect(x + .4, y + .4, wide - .8, tall - .8);
         }
       }
+      if (wrong[cell]) {
+        context.fillStyle = colours.bad;
+        context.fillRect(x, y, wide, tall);
+      }
       if (known[cell] && this.cell >= 21 && array.type) {
-        context.fillStyle = what ? colours["on-lit"] : colours.ink;
+        context.fillStyle = wrong[cell] ? colours["on-bad"] : what ? colours["on-lit"] : colours.ink;
         const text = short(values[cell]);
         context.font = `${Math.min(font, Math.floor(1.75 * wide / text.length))}px ui-sans-serif, system-ui, sans-serif`;
         context.fillText(text, x + wide / 2, y + tall / 2 + .5);

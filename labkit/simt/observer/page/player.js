@@ -1,8 +1,9 @@
 // The page: its controls, its keys, and the faults.
 
 const $ = (id) => document.getElementById(id);
-const data = JSON.parse($("data").textContent);
-const arrays = data.arrays.map((about, number) => new ArrayView(number, about));
+const whole = JSON.parse($("data").textContent);
+const orders = [whole, ...whole.orders || []];
+let data = whole, arrays = [];
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const PLAY = "M2 1l9 5-9 5z", PAUSE = "M2 1h3v10H2zM7 1h3v10H7z";
 let state = null, frames = [], at = 0, timer = 0, fault = null, threadGrid = null, grids = [];
@@ -29,6 +30,7 @@ function fillSource() {
   $("source").replaceChildren(...data.source.map(([line, text]) => {
     const item = made("li", line ? "" : "part");
     item.append(made("span", "n", line || ""), made("span", "w"), coloured(text));
+    item.style.setProperty("--indent", text.length - text.trimStart().length);
     return item;
   }));
   $("file").textContent = data.file;
@@ -53,6 +55,7 @@ function drawSource(states, shown) {
     if (side.row >= 0) sides.set(side.row, [...sides.get(side.row) || [], letterOf(k)]);
   }
   let first = null;
+  foldSource([...sides.keys(), ...on]);
   [...$("source").children].forEach((item, row) => {
     item.classList.toggle("on", on.has(row));
     item.classList.toggle("side", sides.has(row));
@@ -75,11 +78,29 @@ function drawSource(states, shown) {
     }
     box.replaceChildren(...chips);
   });
-  if (first) {
-    const list = $("source"), above = first.offsetTop - 24, below = first.offsetTop + first.offsetHeight + 24 - list.clientHeight;
+  const list = $("source"), both = [...sides.keys()].sort((a, b) => a - b).map((row) => list.children[row]);
+  if (both.length > 1) { // both sides of a race are in view
+    const [top, end] = [both[0].offsetTop, both[both.length - 1].offsetTop + both[both.length - 1].offsetHeight];
+    list.scrollTop = top - Math.max(0, (list.clientHeight - (end - top)) / 2);
+  } else if (first) {
+    const above = first.offsetTop - 24, below = first.offsetTop + first.offsetHeight + 24 - list.clientHeight;
     if (list.scrollTop > above) list.scrollTop = above;
     else if (list.scrollTop < below) list.scrollTop = below;
   }
+}
+
+// Where both sides of a race do not fit into the pane, the lines far from them are left out.
+const NEAR = 2;
+function foldSource(rows) {
+  const list = $("source"), items = [...list.children];
+  items.forEach((item) => item.classList.remove("far", "cut"));
+  const first = Math.min(...rows), last = Math.max(...rows);
+  if (!fault || rows.length < 2 || items[last].offsetTop + items[last].offsetHeight - items[first].offsetTop < list.clientHeight - 8) return;
+  items.forEach((item, row) => {
+    const far = row > first && row < last && rows.every((each) => Math.abs(each - row) > NEAR);
+    item.classList.toggle("far", far);
+    if (far && !items[row - 1].classList.contains("far")) item.classList.add("cut");
+  });
 }
 
 // ---------------- arrays
@@ -243,7 +264,7 @@ function drawArray(grid) {
       else marks.push([array.cellOf(side.element), letter]);
     }
   }
-  grid.draw(state, lit, marks, ringedCells(array));
+  grid.draw(state, lit, marks, ringedCells(array), state.wrong[array.number]);
   const found = requestsOf(steps, array).map(({request}) => request), cost = found.reduce((sum, each) => sum + each.cost, 0);
   grid.cost.classList.toggle("bad", array.space === "shared" && cost > 0);
   if (!found.length) grid.cost.textContent = "";
@@ -302,7 +323,20 @@ function showFault(number) {
     button.addEventListener("click", () => goToSide(side));
     sides.append(button);
   });
+  const played = made("div", "orders");
+  if (orders.length > 1) orders.forEach((order, k) => {
+    const button = made("button", "", k ? order.name : "As recorded: in turns");
+    button.type = "button";
+    button.setAttribute("aria-pressed", data === order);
+    button.addEventListener("click", () => {
+      setOrder(k);
+      $("fault-card").querySelector("[aria-pressed=true]")?.focus();
+      start();
+    });
+    played.append(button);
+  });
   card.append(head, made("p", "", fault.text.replace(/^race: /, "").replace(/^./, (letter) => letter.toUpperCase())), sides);
+  if (orders.length > 1) card.append(played, made("p", "order-text", data.text || ""));
   const reached = fault.sides.filter((side) => side.step !== null && data.blocks.some((each) => each.number === side.block));
   const own = reached.filter((side) => side.block === state.block.number);
   if (reached.length) goToSide((own.length ? own : reached).slice(-1)[0]);
@@ -314,6 +348,17 @@ function goToSide(side) {
   const block = data.blocks.findIndex((each) => each.number === side.block);
   if (data.blocks[block] !== state.block) open(block);
   show(frames.findIndex((frame) => frame.end > side.step) + 1);
+}
+
+// Plays the launch in another order of the warps, from its beginning, with both sides of the race in view.
+function setOrder(number) {
+  stop();
+  const speed = $("speed").value;
+  load(orders[number]);
+  const race = data.findings.findIndex((each) => each.kind === "race");
+  showFault(race < 0 ? null : race);
+  $("speed").value = speed;
+  show(0);
 }
 
 // ---------------- time
@@ -479,22 +524,32 @@ function fit() {
   } catch (error) { /* another origin: it scrolls */ }
 }
 
+// Shows one recording: the launch as it was recorded, or a race in another order.
+function load(order) {
+  data = order;
+  arrays = data.arrays.map((about, number) => new ArrayView(number, about));
+  [grids, fault, pickedThread] = [[], null, -1];
+  pickedCell.clear();
+  $("block").replaceChildren(...data.blocks.map((block, k) => {
+    const option = made("option", "", block.label);
+    option.value = k;
+    return option;
+  }));
+  $("block-label").hidden = data.blocks.length < 2;
+  $("notes").textContent = data.notes.join(" ");
+  $("wrong-legend").hidden = !Object.keys(data.wrong).length;
+  fillSource();
+  fillFaults();
+  open(data.first);
+}
+
 theme();
 $("kernel").textContent = data.kernel;
 const size = (shape) => shape.filter((n, k) => k === 0 || shape.slice(k).some((m) => m > 1)).join(" × ");
 $("launch").textContent = `${size(data.grid)} ${product(data.grid) > 1 ? "blocks" : "block"} of ${size(data.block)} ${product(data.block) > 1 ? "threads" : "thread"}`;
-$("block").append(...data.blocks.map((block, k) => {
-  const option = made("option", "", block.label);
-  option.value = k;
-  return option;
-}));
-$("block-label").hidden = data.blocks.length < 2;
 $("unit-label").hidden = product(data.block) <= 32;
-$("notes").textContent = data.notes.join(" ");
 if (still.matches) $("speed").value = "1";
-fillSource();
-fillFaults();
-open(data.first);
+load(whole);
 show(0);
 
 watched($("threads"), (x, y) => threadGrid.at(x, y), product(data.block), () => threadGrid.cols, (t) => {

@@ -151,6 +151,7 @@ class BlockState {
     this.values = this.arrays.map((array) => new Float64Array(array.cells));
     this.known = this.arrays.map((array) => new Uint8Array(array.cells));
     this.writer = this.arrays.map((array) => new Int32Array(array.cells).fill(-1));
+    this.wrong = this.arrays.map((array) => new Uint8Array(array.cells)); // values that the good order never has there
     for (const array of this.arrays) {
       if (array.initial === undefined) continue;
       if (array.type) this.values[array.number].set(column(array.initial, array.type));
@@ -169,6 +170,7 @@ class BlockState {
       if (cell < 0) return;
       this.known[array.number][cell] = 1;
       this.writer[array.number][cell] = step;
+      this.wrong[array.number][cell] = (this.data.wrong?.[step]?.[array.number] || []).includes(element) ? 1 : 0;
       this.values[array.number][cell] = values ? values[k] : NaN;
     });
   }

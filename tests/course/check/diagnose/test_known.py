@@ -15,44 +15,18 @@ from labkit.course.check.diagnose import known
 from labkit.course.check.diagnose.faults import guard_question
 from labkit.course.check.draw import Case
 from labkit.course.check.verdict import Verdict
-from labkit.course.exercises import FunctionExercise, KernelExercise
 from labkit.simt.errors import KernelTimeout
 from labkit.simt.observer.report import KernelFinding, Report
+from tests.course.check.written import COUNT, RIGHT, function_exercise, guarded, histogram, kernel
 
 pytestmark = [pytest.mark.cpu_device, pytest.mark.usefixtures("made_up")]
 
 
 # --- Exactly, or only alike ------------------------------------------------------------------------------------------
 
-
-@cuda.jit
-def off_by_one_index(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i + 1] * s
-
-
-@cuda.jit
-def no_guard_elsewhere(a, s, out):
-    i = cuda.grid(1)
-    value = a[i] * s
-    if i < out.size:
-        out[i] = value
-
-
-@cuda.jit
-def never_true(a, s, out):
-    i = cuda.grid(1)
-    if out.size < i < out.size:
-        out[i] = a[i] * s
-
-
-@cuda.jit
-def adds_in_its_own_words(a, s, out):
-    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if thread >= out.size:
-        return
-    out[thread] = s + a[thread]
+EARLY = "thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\nif thread >= out.size:\n    return\n"
+adds_in_its_own_words = kernel("adds_in_its_own_words", f"{EARLY}out[thread] = s + a[thread]")
+right = kernel("right")
 
 
 def test_equal_outputs_at_every_size_are_exact(examined):
@@ -61,47 +35,21 @@ def test_equal_outputs_at_every_size_are_exact(examined):
     assert "A known mistake does exactly this: `+` in place of `*`." in str(verdict)
 
 
-@cuda.jit
-def adds_a_little_more(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] + s + 0.25
-
-
 def test_a_result_that_is_near_a_known_mistakes_is_another_mistake(examined):
-    verdict = examined(adds_a_little_more)
+    verdict = examined(guarded("answer", "out[i] = a[i] + s + 0.25"))
     assert verdict.kind == "wrong_result" and verdict.mistake == ""
 
 
-@cuda.jit
-def one_behind(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i + 1] = a[i] * s
-
-
-@cuda.jit
-def five_behind(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i + 5] = a[i] * s
-
-
-@cuda.jit
-def five_behind_in_other_words(a, s, out):
-    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if thread >= out.size:
-        return
-    out[thread + 5] = s * a[thread]
-
-
 def test_of_mistakes_with_the_same_kind_of_fault_the_one_with_the_same_numbers_is_named():
-    exercise = replace(exercises.find("scale_vector"), wrong={"one": one_behind, "five": five_behind})
-    assert examine(exercise, five_behind_in_other_words, seed=5).mistake == "five"
+    wrong = {"one": guarded("one_behind", "out[i + 1] = a[i] * s"),
+             "five": guarded("five_behind", "out[i + 5] = a[i] * s")}
+    exercise = replace(exercises.find("scale_vector"), wrong=wrong)
+    in_other_words = kernel("answer", f"{EARLY}out[thread + 5] = s * a[thread]")
+    assert examine(exercise, in_other_words, seed=5).mistake == "five"
 
 
 def test_a_fault_at_another_line_is_alike_at_most(examined):
-    verdict = examined(no_guard_elsewhere)
+    verdict = examined(kernel("answer", "i = cuda.grid(1)\nvalue = a[i] * s\nif i < out.size:\n    out[i] = value"))
     assert verdict.kind == "out_of_bounds" and verdict.mistake and not verdict.mistake_is_exact
     assert "This looks like a known mistake: " in str(verdict) and "does exactly" not in str(verdict)
     html = verdict._repr_mimebundle_()["text/html"]
@@ -111,12 +59,9 @@ def test_a_fault_at_another_line_is_alike_at_most(examined):
 
 
 def test_an_output_that_was_not_written_has_many_causes(examined):
-    @cuda.jit
-    def nothing(a, s, out):
-        pass
-
-    exercise = replace(exercises.find("scale_vector"), wrong={"writes nothing": nothing, "adds": adds_in_its_own_words})
-    verdict = examine(exercise, never_true)
+    exercise = replace(exercises.find("scale_vector"),
+                       wrong={"writes nothing": kernel("nothing", "pass"), "adds": adds_in_its_own_words})
+    verdict = examine(exercise, kernel("never_true", RIGHT.replace("if i", "if out.size < i")))
     assert verdict.mistake == "writes nothing" and not verdict.mistake_is_exact
 
 
@@ -127,35 +72,14 @@ def test_two_known_mistakes_that_do_the_same_are_alike_only():
     assert verdict.mistake == "one, or: two" and not verdict.mistake_is_exact
 
 
-@cuda.jit
-def one_more_in_several_blocks(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * s + (1 if cuda.gridDim.x > 1 else 0)
-
-
-@cuda.jit
-def one_more_in_several_blocks_and_in_a_single_element(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * s + (1 if cuda.gridDim.x > 1 or out.size == 1 else 0)
-
-
-@cuda.jit
-def one_more_in_other_words(a, s, out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = s * a[i]
-        if cuda.gridDim.x != 1:
-            out[i] += 1
-
-
 def test_a_known_mistake_fails_nowhere_where_the_answer_is_right():
     """The two give the same in every case from the first that fails; one of them fails before."""
-    wrong = {"in a single element, too": one_more_in_several_blocks_and_in_a_single_element,
-             "in several blocks": one_more_in_several_blocks}
+    added = "out[i] = a[i] * s + (1 if {} else 0)"
+    wrong = {"in a single element, too": guarded("two", added.format("cuda.gridDim.x > 1 or out.size == 1")),
+             "in several blocks": guarded("one", added.format("cuda.gridDim.x > 1"))}
     exercise = replace(exercises.find("scale_vector"), wrong=wrong)
-    assert examine(exercise, one_more_in_other_words, seed=5).mistake == "in several blocks"
+    in_other_words = guarded("answer", "out[i] = s * a[i]\nif cuda.gridDim.x != 1:\n    out[i] += 1")
+    assert examine(exercise, in_other_words, seed=5).mistake == "in several blocks"
 
 
 @pytest.mark.sweep
@@ -181,29 +105,8 @@ def test_which_wrong_outputs_tell_their_cause(expected, got, start, tells):
 # --- What the output held before -------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def adds_to_the_output(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] += a[i] * s
-
-
-@cuda.jit
-def adds_twice_to_the_output(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] += 2 * a[i] * s
-
-
-@cuda.jit
-def adds_to_some(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size - 1:
-        out[i] += a[i] * s
-
-
 def test_an_output_that_is_added_to_is_not_called_unwritten(examined):
-    verdict = examined(adds_to_the_output)
+    verdict = examined(guarded("answer", "out[i] += a[i] * s"))
     text = str(verdict)
     assert verdict.headline == "The result is added to what was in the output, and nothing was there."
     assert "`out[i] += a[i] * s`" in text and "From an output full of zeros the result would be right." in text
@@ -211,36 +114,22 @@ def test_an_output_that_is_added_to_is_not_called_unwritten(examined):
 
 
 def test_zeros_are_not_promised_where_they_would_not_do(examined):
-    text = str(examined(adds_twice_to_the_output))
+    text = str(examined(guarded("answer", "out[i] += 2 * a[i] * s")))
     assert "depends on what was in the output" in text and "the result would be wrong, too" in text
 
 
 def test_one_that_writes_nothing_beside_it_stays_unwritten(examined):
-    assert "was not written" in examined(adds_to_some).headline  # at n=1 it does nothing at all
+    some = kernel("answer", "i = cuda.grid(1)\nif i < out.size - 1:\n    out[i] += a[i] * s")
+    assert "was not written" in examined(some).headline  # at n=1 it does nothing at all
 
 
 def test_integers_and_functions_of_the_host_add_as_well():
-    @cuda.jit
-    def count(values, out):
-        i = cuda.grid(1)
-        if i < values.size:
-            cuda.atomic.add(out, values[i], 1)
-
-    @cuda.jit
-    def nothing(values, out):
-        pass
-
-    histogram = KernelExercise(
-        "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
-        inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
-        sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64),
-        domain="Made up, for a test.", wrong={"writes nothing": nothing, "writes nothing either": nothing})
-    verdict = examine(histogram, count)
+    count, nothing = (kernel("count", body, parameters="values, out") for body in (COUNT, "pass"))
+    verdict = examine(histogram(wrong={"writes nothing": nothing, "writes nothing either": nothing}), count)
     assert "`cuda.atomic.add(out, values[i], 1)` takes what the output holds already" in verdict.details[0]
-    host = FunctionExercise(
-        "host", reference=lambda a: a, inputs=lambda rng, n: (np.ones(n, np.float32),), sizes=({"n": 40},),
-        random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a: 0.0 * a,
-        domain="Made up, for a test.", wrong={"writes nothing": lambda a, out: None, "copies": lambda a, out: None})
+    host = function_exercise(
+        "host", lambda a: a, lambda rng, n: (np.ones(n, np.float32),), ({"n": 40},), shape=lambda n: (n,),
+        tolerance=lambda a: 0.0 * a, wrong={"writes nothing": lambda a, out: None, "copies": lambda a, out: None})
 
     def blas(a, out, beta=1):
         out.copy_to_device(a.copy_to_host() + beta * out.copy_to_host())
@@ -253,7 +142,7 @@ def test_integers_and_functions_of_the_host_add_as_well():
 
 
 def test_the_guard_is_asked_after_only_where_it_is_wrong(examined):
-    first = " ".join(examined(off_by_one_index).details)
+    first = " ".join(examined(guarded("answer", "out[i] = a[i + 1] * s")).details)
     assert "Is there a guard" not in first and "This is the very first thread" in first
     exercise, case = exercises.find("scale_vector"), SimpleNamespace(size={"n": 100}, expected=np.zeros(100))
     asked = guard_question(exercise, case, (100,), (101, 0, 0), (0, 0, 0))
@@ -293,13 +182,6 @@ def test_syncwarp_is_enough_only_if_it_is_for_all(monkeypatch, examined, reaches
     assert verdict.kind == "race" and ("syncwarp" in str(verdict)) == enough
 
 
-@cuda.jit
-def right(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * s
-
-
 def test_a_kernel_that_could_not_be_observed_in_time_does_not_count_as_endless(monkeypatch, examined):
     import labkit
 
@@ -312,17 +194,8 @@ def test_a_kernel_that_could_not_be_observed_in_time_does_not_count_as_endless(m
     assert f"{run.OBSERVED_STEPS:,}" in verdict.details[0] and "busy" not in str(verdict)
 
 
-@cuda.jit
-def many_turns(a, s, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        turns = 0
-        while turns < 40:
-            turns += 1
-        out[i] = a[i] * s
-
-
 def test_what_is_watched_is_limited_by_steps_and_never_by_time(monkeypatch, examined):
+    many_turns = guarded("answer", "turns = 0\nwhile turns < 40:\n    turns += 1\nout[i] = a[i] * s")
     monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 1e-6)  # what is compiled ends before it is asked for
     assert examined(many_turns).passed
     monkeypatch.setattr(run, "OBSERVED_STEPS", 39)
@@ -332,15 +205,9 @@ def test_what_is_watched_is_limited_by_steps_and_never_by_time(monkeypatch, exam
 # --- Nothing is given away -------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def scale_again(a, s, out):
-    i = cuda.grid(1)
-    out[i] = a[i] * s
-
-
 def test_a_bug_hunt_as_it_was_given_is_not_given_away():
     exercise = exercises.find("scale_again")
-    verdict = examine(exercise, scale_again)
+    verdict = examine(exercise, kernel("scale_again", "i = cuda.grid(1)\nout[i] = a[i] * s"))
     assert verdict.mistake == "" and "as it was given, with its bug in it" in verdict.details[-1]
     assert verdict.kind == "out_of_bounds"  # what happens is still to be seen
     assert examine(exercise, exercise.wrong["no guard at the tail"]).mistake == "no guard at the tail"

@@ -1,11 +1,9 @@
 """float64 arithmetic among float32 arrays is found by Numba's rules; refused where the text says so, else a remark."""
 
-import linecache
-
 import numpy as np
 import pytest
 
-from labkit.course import exercise_files, exercises, registry
+from labkit.course import answer_cells, exercise_files, exercises, registry
 from labkit.course.check import examine
 from labkit.course.check.diagnose.precision import float64_at
 
@@ -33,11 +31,8 @@ def f(x, out, s, n, ids):
 
 
 def kernel_of(body: str):
-    source = HELPERS + "".join(f"    {line}\n" for line in body.split("\n"))
-    name, space = f"<precision: {body}>", {"__name__": "made_up"}
-    linecache.cache[name] = len(source), None, source.splitlines(True), name
-    exec(compile(source, name, "exec"), space)
-    return space["f"]
+    lines = "".join(f"    {line}\n" for line in body.split("\n"))
+    return answer_cells.run(HELPERS + lines, "f", f"<precision: {body}>")
 
 
 @pytest.mark.parametrize(("body", "code"), [

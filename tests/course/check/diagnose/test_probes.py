@@ -8,7 +8,8 @@ from labkit.course import answer_cells
 from labkit.course.check import examine
 from labkit.course.check.diagnose import probes
 from labkit.course.check.draw import draw_cases
-from labkit.course.exercises import FunctionExercise, KernelExercise
+from labkit.course.exercises import KernelExercise
+from tests.course.check.written import function_exercise
 
 pytestmark = pytest.mark.cpu_device
 
@@ -63,16 +64,14 @@ def test_a_constant_multiple_has_its_formula():
 
 
 def test_an_input_without_which_it_is_right_is_named_only_if_all_else_counts():
-    exercise = FunctionExercise(
-        name="shifted", reference=lambda x, y: np.tanh(x + y), inputs=lambda rng, n: (uniform(rng, n), uniform(rng, n)),
-        sizes=({"n": 5}, {"n": 9}), tolerance=lambda *given: 1e-6, wrong={"a": abs, "b": abs},
-        domain="Made up, for a test.", random_size=lambda rng: {"n": 9})
-    text = " ".join(examine(exercise, lambda x, y: np.tanh(x + y * y * 0.3 + y ** 3), seed=5).details)
+    def verdict_on(answer, reference):
+        exercise = function_exercise("of_two", reference, lambda rng, n: (uniform(rng, n), uniform(rng, n)),
+                                     ({"n": 5}, {"n": 9}), tolerance=lambda *given: 1e-6)
+        return " ".join(examine(exercise, answer, seed=5).details)
+
+    text = verdict_on(lambda x, y: np.tanh(x + y * y * 0.3 + y ** 3), lambda x, y: np.tanh(x + y))
     assert "the result is right where `y` is 0 everywhere: look at what is done with `y`." in text
-    product = FunctionExercise(
-        name="product", reference=lambda x, y: x * np.tanh(y), inputs=exercise.inputs, sizes=exercise.sizes,
-        tolerance=exercise.tolerance, wrong=exercise.wrong, domain=exercise.domain, random_size=exercise.random_size)
-    text = " ".join(examine(product, lambda x, y: x * np.sin(y) + np.cos(x) * y, seed=5).details)
+    text = verdict_on(lambda x, y: x * np.sin(y) + np.cos(x) * y, lambda x, y: x * np.tanh(y))
     assert "the result is right where" not in text  # 0 times anything is 0
 
 
@@ -85,10 +84,8 @@ def test_runs_are_limited():
 
 
 def test_few_inputs_are_shown():
-    exercise = FunctionExercise(
-        name="shown", reference=lambda x, k, s: x + k, inputs=lambda rng, n: (np.arange(n), 3, ("a", "b")),
-        sizes=({"n": 2},), wrong={"a": abs, "b": abs}, domain="Made up, for a test.", shape=lambda n: (n,),
-        random_size=lambda rng: {"n": 2})
+    exercise = function_exercise("shown", lambda x, k, s: x + k, lambda rng, n: (np.arange(n), 3, ("a", "b")),
+                                 ({"n": 2},), shape=lambda n: (n,))
     case = draw_cases(exercise, 5)[0]
     text = "The inputs there: `x` = [0, 1], `k` = 3, `s` = ('a', 'b')."
     assert probes._shown(exercise, case, ["x", "k", "s"]) == (text,)
@@ -101,10 +98,8 @@ def test_a_nan_that_should_not_count_is_found():
         x[:, 4:] = np.nan
         return (x,)
 
-    exercise = FunctionExercise(
-        name="part", reference=lambda x: x[:, :4].sum(1), inputs=inputs, sizes=({"n": 2}, {"n": 3}),
-        tolerance=lambda *given: 1e-6, wrong={"a": abs, "b": abs}, domain="Made up, for a test.",
-        random_size=lambda rng: {"n": 3})
+    exercise = function_exercise("part", lambda x: x[:, :4].sum(1), inputs, ({"n": 2}, {"n": 3}),
+                                 tolerance=lambda *given: 1e-6)
     text = " ".join(examine(exercise, lambda x: x[:, :5].sum(1), seed=5).details)
     assert "Element 0 (at n=2) depends on `x[0, 4]`, which holds NaN, and should not." in text
 
@@ -115,10 +110,8 @@ def test_values_that_decide_are_named():
         x[0] -= 150
         return (x,)
 
-    exercise = FunctionExercise(
-        name="logs", reference=lambda x: np.log(np.exp(x.astype(np.float64)).sum(1)), inputs=inputs, sizes=(
-            {"n": 4}, {"n": 5}), tolerance=lambda *given: 1e-4, wrong={"a": abs, "b": abs},
-        domain="Made up, for a test.", random_size=lambda rng: {"n": 5})
+    exercise = function_exercise("logs", lambda x: np.log(np.exp(x.astype(np.float64)).sum(1)), inputs,
+                                 ({"n": 4}, {"n": 5}), tolerance=lambda *given: 1e-4)
 
     def logs(x):
         with np.errstate(divide="ignore"):

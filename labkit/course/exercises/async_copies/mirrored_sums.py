@@ -1,11 +1,11 @@
 """Find the bug: the last copy
 
-`a` has R rows of 64 numbers. The kernel adds up each column and writes the sums in reverse order. One block of 64
-threads streams the rows through two places in shared memory: while it adds one row, the copy of the next one is on
-its way. Each thread reads what another one has copied.
+`a` has R rows of 64 elements. The kernel adds up each column and writes the sums in reverse order. One block of 64
+threads streams the rows through two stages in shared memory: while it adds one row, the copy of the next one is under
+way. Each thread reads what another one has copied.
 
-On a GPU it may pass any number of tests. What does the last round not wait for? (`observe` knows. The lesson's
-sentence about groups does, too.)
+On a GPU it may pass any number of tests. Which row does the last round not wait for? `observe` knows, and so does the
+lesson's table of groups.
 """
 
 HINTS = ("How many groups has a thread committed when it comes to the wait in the first round, with R = 3? And in the "
@@ -71,17 +71,8 @@ def mirrored_sums(a, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, dot_products, of, times_used, uniform
-from labkit.course.exercises.matmul_to_the_limit import ZERO
-
-
-@asks("The rows of `a` come by asynchronous copies, and by nothing else.")
-def _by_asynchronous_copies(report) -> str | None:
-    copies, loads = times_used(report, "ptx.cp_async_4", "ptx.cp_async_16"), report.counts["global_loads"]
-    if copies and copies >= loads:
-        return None
-    return (f"Of {loads:,} loads from global memory {copies:,} are asynchronous copies, and all are asked for: the "
-            "next row must be in flight while this one is added, by `ptx.cp_async_4`.")
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, dot_products, of, uniform
+from labkit.course.exercises.async_copies import ZERO, by_asynchronous_copies
 
 
 @cuda.jit
@@ -106,7 +97,7 @@ EXERCISE = KernelExercise(
     launch=lambda R: (1, 64),
     tolerance=dot_products(lambda a: np.abs(a).sum(axis=0)[::-1], length=lambda a: a.shape[0]),
     domain=of(0, *SUMMED),
-    demand=_by_asynchronous_copies,
+    demand=by_asynchronous_copies,
     wrong={
         "in the last round there is one group only, and the wait lets it pass":
             Edit("ptx.cp_async_commit()\n"

@@ -1,19 +1,22 @@
 """Predict: what fits
 
 `wgmma_specialised` with tiles of 128 × 256 in float16. A stage holds 64 steps of k: 128 rows of `a` and 256 columns
-of `b`. A block has 232,448 bytes of shared memory, and besides the stages it keeps its finished tile of `out` there,
-in float16. Two warpgroups multiply, 64 rows each.
+of `b`. A block has 232,448 bytes of shared memory. Besides the stages, that has to hold the block's finished tile of
+`out`, in float16. Two warpgroups multiply, 64 rows each.
 
-- `stage_bytes`: how many bytes does a stage take?
+For *wgmma_cp_async*, with tiles of 128 × 128, a stage would have (128 + 128) · 64 · 2 = 32,768 bytes, and a thread 64
+accumulators.
+
+- `stage_bytes`: how many bytes does a stage have?
 - `stages`: how many whole stages fit?
 - `accumulators`: how many float32 accumulators does a thread of a consumer hold?
 - `products`: how many `wgmma` m64n256k16 does a block do for a stage?
-- `place`: at which place of its line does TMA store piece 6 of row 11 of a tile, if a line has eight pieces?
+- `place`: at which position of its row does TMA store piece 6 of row 11 of a tile, if a row has eight pieces?
 """
 
-HINTS = ("How many numbers of a and of b does a stage hold, and how many bytes is a float16? What else needs shared "
+HINTS = ("How many values of a and of b does a stage hold, and how many bytes is a float16? What else needs shared "
          "memory?",
-         "The finished tile takes 2 * 128 * 256 bytes. Each consumer has 64 x 256 accumulators for 128 threads, and "
+         "The finished tile has 2 * 128 * 256 bytes. Each consumer has 64 x 256 accumulators for 128 threads, and "
          "needs one product for every 16 steps of k. The swizzle repeats every eight rows.",
          "stages = (232448 - 65536) // stage_bytes; accumulators = 64 * 256 // 128; products = 2 consumers times 64 / "
          "16; place = 6 ^ (11 % 8).")
@@ -46,8 +49,8 @@ EXERCISE = PredictionExercise(
          "accumulators": "128 * 256 elements over the 256 threads of two warpgroups",
          "products": "each consumer needs one for every 16 of the 64 steps of k",
          "place": "6 XOR (11 modulo 8)"},
-    wrong={"numbers, not bytes": {"stage_bytes": 24576, "stages": 6},
-           "the finished output takes no memory": {"stages": 4},
+    wrong={"values, not bytes": {"stage_bytes": 24576, "stages": 6},
+           "the finished output is given no memory": {"stages": 4},
            "all 384 threads hold accumulators": {"accumulators": 85},
            "the row is not taken modulo 8": {"place": 6 ^ 11},
            "both consumers together, not each": {"products": 4}},

@@ -1,0 +1,42 @@
+"""What tests of the CPU device share: a kernel's lines by their marks, a launch in both runs, kernels from text."""
+
+import inspect
+import linecache
+import textwrap
+import zlib
+
+import pytest
+
+from labkit import cuda, observe
+
+WAYS = pytest.mark.parametrize("way", ["compiled", "observed"])
+
+
+def lines_of(kernel, *marks):
+    """The file's lines that end with the comments `# mark`."""
+    source, first = inspect.getsourcelines(kernel.py_func)
+    found = {m: first + k for k, text in enumerate(source) for m in marks if text.rstrip().endswith(f"# {m}")}
+    return [found[m] for m in marks]
+
+
+def line_of(kernel, mark):
+    return lines_of(kernel, mark)[0]
+
+
+def run(way, configured, *args):
+    """Launch, or observe and expect nothing found."""
+    if way == "compiled":
+        configured(*args)
+    else:
+        report = observe(configured, *args)
+        assert report.ok and not report.findings, str(report)
+
+
+def kernel_of(body, arguments="x, y", name="kernel", **names):
+    """A kernel from the text of its body, which may use `names`. Its source is where inspect looks for it."""
+    source = f"@cuda.jit\ndef {name}({arguments}):\n{textwrap.indent(body, '    ')}\n"
+    filename = f"<kernel {zlib.crc32(source.encode()):08x}>"  # the same in each run: compiled kernels are kept by it
+    linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
+    surroundings = {"cuda": cuda, **names}
+    exec(compile(source, filename, "exec"), surroundings)
+    return surroundings[name]
