@@ -13,7 +13,8 @@
 #
 # This course is about *kernels*, the functions that run on a GPU. It starts with `c[i] = a[i] + b[i]` and ends with an
 # inference engine that serves a Llama to many users at the same time. Everything in between is written in Python and
-# shown in full: matrix products, softmax, attention, and whole language models made of them.
+# shown in full: matrix products (lesson 06), softmax (lesson 16), attention (lesson 24), and whole language models made
+# of them.
 #
 # Each lesson is a lab notebook with a date and a subject. It asks for a prediction before it shows a result, because
 # you learn more from a figure that you have guessed first. It shows a kernel, checks it against NumPy, and compares its
@@ -113,15 +114,17 @@ show_source(positions)
 #
 # ## The device on your bench
 #
-# Here is the device that has just run your kernel.
+# Here is the device that has just run your kernel. `table` lays out what a cell found in rows.
 
 # %%
 from labkit import device, table
 
 here = cuda.get_current_device()
 major, minor = here.compute_capability
+free, total = cuda.current_context().get_memory_info()
 table([("compute capability", f"{major}.{minor}"), ("multiprocessors", here.MULTIPROCESSOR_COUNT),
-       ("threads in a block, at most", here.MAX_THREADS_PER_BLOCK), ("threads in a warp", here.WARP_SIZE)],
+       ("threads in a block, at most", here.MAX_THREADS_PER_BLOCK), ("threads in a warp", here.WARP_SIZE),
+       ("memory, GiB", total / 2**30), ("free memory, GiB", free / 2**30)],
       ["device", device.name()])
 
 # %% [markdown]
@@ -131,10 +134,11 @@ table([("compute capability", f"{major}.{minor}"), ("multiprocessors", here.MULT
 # it cannot give is the GPU's speed. So every time in this course says where it was taken, and those of large GPUs were
 # recorded beforehand, most of them on an NVIDIA H200.
 #
-# `cuda.get_current_device()` describes the device. The *compute capability* is the version of the GPU's design, which
-# decides its instructions and its limits. A *multiprocessor* is a part of the GPU that runs blocks, and a *warp* is a
-# group of 32 threads of a block that execute the same instruction together; lesson 02 is about both. On the CPU device
-# a multiprocessor is a core of your CPU, and the limits are those of compute capability 9.0{{ hardware }}.
+# `cuda.get_current_device()` describes the device, and `cuda.current_context()` knows how much of its memory is free.
+# The *compute capability* is the version of the GPU's design, which decides its instructions and its limits. A
+# *multiprocessor* is a part of the GPU that runs blocks, and a *warp* is a group of 32 threads of a block that execute
+# the same instruction together; lesson 02 is about both. On the CPU device a multiprocessor is a core of your CPU, and
+# the limits are those of compute capability 9.0{{ hardware }}.
 #
 # If you expected another device, `labkit doctor` in a terminal says why this one was chosen. It lists what is installed
 # and gives the command that repairs what it finds broken.

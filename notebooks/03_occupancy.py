@@ -163,7 +163,7 @@ pictures.waves(recorded)
 # ## Values that do not fit
 #
 # A thread can have at most 255 registers{{ hardware }}. Who hands them out? Numba translates a kernel into PTX,
-# NVIDIA's portable assembly language (lesson 06), and `ptxas`, NVIDIA's assembler, turns that into the machine code of
+# NVIDIA's portable assembly language (lesson 07), and `ptxas`, NVIDIA's assembler, turns that into the machine code of
 # one GPU. It is `ptxas` that assigns registers. If more values are alive at one time than there are registers, it
 # stores some of them in memory and loads them back when they are needed. They are *spilled* to *local memory*. The name
 # says who may use that memory, a single thread; it does not say where it is. It is in global memory, behind the same
