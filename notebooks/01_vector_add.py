@@ -7,49 +7,52 @@
 #
 # - how one line of index arithmetic and one guard spread ten million additions over threads
 # - how to time a kernel: warm-up, twenty runs, the copies apart from the computing
-# - when a GPU loses to NumPy, and what it loses to
+# - why memory sets the pace, and what a thread can do about it
 #
 # ## The problem
 #
-# Two vectors of $n$ float32 numbers, added element by element:
+# Two vectors of $n$ float32 values are to be added, element by element:
 #
 # $$c_i = a_i + b_i, \qquad 0 \le i < n$$
 #
-# There is no easier kernel, so everything that we measure will be memory, launches and copies. I take $n$ = 10,000,003.
-# Ten million keep a large GPU busy, and because of the three, the last block of threads is only partly used.
+# There is no easier kernel, so whatever we measure will be about memory, launches and copies. I choose $n$ =
+# 10,000,003. Ten million elements keep a large GPU busy, and because of the three, the last block of threads is only
+# partly used.
 
 # %%
 import time
 
 import numpy as np
 
-from labkit import agree, cuda, device, ladder, measure, plots, roofline, show_source
+from labkit import agree, cuda, ladder, measure, plots, roofline, show_source, table
 from labkit.course.drawings import vector_add as pictures
 from labkit.kernels import elementwise
 from labkit.kernels.elementwise import vector_add_per_thread
 from labkit.kernels.ops.elementwise import VECTOR_ADD
-from labkit.measure.series import vector
 
 n = 10_000_003
-begin = time.perf_counter()  # how long it takes to send a single number: explained below
+begin = time.perf_counter()  # how long it takes to send a single value: explained below
 cuda.to_device(np.zeros(1, np.float32))
 print(f"first contact: {1000 * (time.perf_counter() - begin):.1f} ms ({measure.where()})")
 
 # %% [markdown]
 # ## A prediction
 #
-# Before you run the next cell, write down two numbers. How many bytes must move between the device and its memory to
-# add these vectors? And if an H200 moves about {{ round(limits.bandwidth_gbs, -2):,.0f }} GB each second and computes
-# about {{ gflops:,.0f }} GFLOP each second, which of the two will it wait for?
+# An H200 moves about {{ round(limits.bandwidth_gbs, -2):,.0f }} GB per second between its processors and its memory,
+# and computes about {{ gflops:,.0f }} GFLOP per second. A *flop* is one floating-point operation, and a GFLOP is a
+# billion of them.
+#
+# How many bytes must move to add these vectors, and what will the GPU wait for, the bytes or the additions?
 
 # %%
 roofline.predict(VECTOR_ADD, n=n)
 
 # %% [markdown]
-# A *flop* is one floating-point operation, and a GFLOP is a billion of them. Each addition reads two numbers of four
-# bytes and writes one: twelve bytes. The table compares the time for the bytes with the time for the flops. The GPU
-# does both at once, so the larger of the two is the *bound*: no kernel should be faster. (One will be, by a little.)
-# This way of looking at a kernel is called the *roofline*. Vector addition is bound by memory.
+# Each addition reads two values of four bytes and writes one: twelve bytes for a single flop. `roofline.predict`
+# compares the time for the bytes with the time for the flops. A GPU does both at the same time, so the larger of the
+# two is the *bound*, the least time that any kernel should need. This way of looking at a kernel is called the
+# *roofline*. Vector addition is bound by memory, and by a wide margin: the arithmetic would be done in a fraction of
+# the time.
 #
 # ## One thread, one element
 
@@ -64,12 +67,12 @@ show_source(elementwise.vector_add_per_thread_kernel)
 # It counts the threads of all blocks before this one, then those before this thread in its own block. So every thread
 # has a different $i$, no $i$ is left out, and no two threads write to the same element.
 #
-# Numba's own name for it is `cuda.grid(1)`; `u32.grid(1)` is the same number as an unsigned 32-bit integer. Numba
-# takes an index for a signed 64-bit number, as in Python, where -1 means the last element, and adds a test for negative
-# values to every access. An unsigned index needs no test. Vectors take the same time either way, as the kernel waits
-# for memory. A matrix product does not (lesson 06).
+# Numba's own name for it is `cuda.grid(1)`; `u32.grid(1)` is the same value as an unsigned 32-bit integer. Why bother?
+# Numba treats an index as a signed 64-bit integer, as Python does, where -1 means the last element, and so it adds a
+# test for negative values to every access. An unsigned index needs no test. For vectors it makes no difference, since
+# the kernel waits for memory anyway. For a matrix product it does (lesson 06).
 #
-# The `if` is the guard. Before you run the next cell: which thread of which block is the first to find no element?
+# The `if` is the guard. Which thread of which block is the first to find no element?
 
 # %%
 block = 256
@@ -78,12 +81,17 @@ print(f"{blocks:,} blocks of {block} are {blocks * block:,} threads, {blocks * b
 print(f"the first of them: block {n // block:,}, thread {n % block}")
 
 # %% [markdown]
+# Only the last block has idle threads, as always. Of its 256 threads 131 have an element: four whole warps, and three
+# threads of a fifth.
+#
 # ## Host, device and back
 #
-# The host cannot access the GPU's memory, and a kernel cannot access a NumPy array. So every program for a GPU has the
-# same steps: allocate memory there, copy the inputs to it, launch, copy the result back. Here they are, each with its
-# time, and NumPy's addition on the host for comparison. Everything runs 21 times{{ example }}; the first time has its
-# own column.
+# The host cannot access the GPU's memory, and a kernel cannot access a NumPy array. So every program for a GPU goes
+# through the same steps: allocate memory on the device, copy the inputs there, launch, copy the result back. Here they
+# are, each with its time, next to NumPy's addition on the host. Everything runs 21 times{{ example }}, and the first
+# time gets a column of its own.
+#
+# Which step will differ most between its first run and the others?
 
 # %%
 rng = np.random.default_rng(0)
@@ -107,32 +115,34 @@ for _ in range(21):
         times[step].append(1000 * (time.perf_counter() - begin))
 
 median = {step: float(np.median(ms[1:])) for step, ms in times.items()}
-print(f"{'':18}   first      median       least        most   ({measure.where()})")
-for step, ms in times.items():
-    print(f"{step:18}{ms[0]:8.2f}{median[step]:12.3f}{min(ms[1:]):12.3f}{max(ms[1:]):12.3f} ms")
 print("the sum equals NumPy's, bit for bit:", np.array_equal(c, expected))
+table([(step, ms[0], median[step], min(ms[1:]), max(ms[1:])) for step, ms in times.items()],
+      {"ms": "", "first": ".2f", "median": ".3f", "least": ".3f", "most": ".3f"}, note=measure.where())
 
 # %% [markdown]
-# A launch only puts the kernel into a queue and returns. Without `synchronize`, which waits for the device to finish,
-# we would time the queueing. The first time is slower, for reasons that have nothing to do with adding.
+# A launch only puts the kernel into a queue and returns. Without `synchronize`, which waits until the device has
+# finished, we would be timing the queue. Several steps are slower the first time, usually the kernel above all, for
+# reasons that have nothing to do with adding.
 #
-# - The first launch compiles. Numba turns the Python function into machine code for these types of arguments, and keeps
-#   it for as long as the program runs. (The CPU device also keeps it on disk.)
+# - The first launch compiles. Numba turns the Python function into machine code for arguments of these types, and keeps
+#   it for as long as the program runs. The CPU device also keeps it on disk.
 # - The operating system hands out memory only when it is first touched, which takes time. Here that happens to `c` and
 #   to `expected`.
-# - On a GPU the very first access, the one at the top of this page, sets up a *context*: the driver loads, takes memory
-#   and prepares for your process.
+# - On a GPU the very first access, at the top of this page, sets up a *context*: the driver loads, allocates memory and
+#   prepares for your process.
 #
-# None of this belongs in the time of a kernel. Running it once before the clock starts is called the *warm-up*. Of the
-# other twenty runs I take the median, because one interruption by the operating system would change the mean.
+# None of this belongs in the time of a kernel. Running it once before the clock starts is called the *warm-up*. From
+# the other twenty runs I use the median, because a single interruption by the operating system would change the mean.
 #
-# The results agree to the last bit, because a sum of two float32 numbers has one correctly rounded value. Longer sums
-# depend on the order of their additions, so from the matrix product on we shall need a tolerance.
+# The results agree to the last bit, because the sum of two float32 values has one correctly rounded result. Longer sums
+# depend on the order of their additions. From the matrix product on we shall need a *tolerance*, the largest error that
+# still counts as right.
 #
 # ## Without the guard
 #
-# Here is the same kernel without its `if`. To see what the 125 threads without an element do, I allocate 256 sevens
-# behind each vector, which the kernel should leave alone.
+# Here is the same kernel without its `if`. To catch the 125 threads without an element in the act, I allocate 256
+# sevens behind each vector, which the kernel should leave alone. What will this cell print on your device, an error or
+# a count of sevens?
 
 # %%
 @cuda.jit
@@ -155,31 +165,31 @@ except IndexError as error:
 # A GPU does not check. There this cell reports no error, and 125 of the sevens are overwritten. Without our sevens,
 # those threads might write into another array of the same program, or to memory that was never allocated; then some
 # later call fails, and names neither thread nor line. NVIDIA's tool `compute-sanitizer python program.py` finds
-# accesses outside all allocations. It would not report this cell: the sevens are in the same allocation as the vector.
+# accesses outside all allocations. It would not report this cell, because the sevens are in the same allocation as the
+# vector.
 #
 # ## Agreement
 #
 # One size proves little. `agree` runs every kernel of the operation at sizes where mistakes show: a single element, one
-# less and one more than a block, a few more than a whole grid. The first kernel you know; the other two come below.
+# less and one more than a block, a few more than a whole grid. You know the first kernel; the other two come below.
 
 # %%
 agree(VECTOR_ADD)
 
 # %% [markdown]
+# All three agree. Now for the time.
+#
 # ## The trip as a picture
 #
-# Here are the times of an H200, and if you have a GPU, yours from above. Each bar begins where the one before ended.
-# Before you look: how much of the H200's trip is the kernel?
+# Here are the steps of an H200, and if you have a GPU, yours from above. Each bar begins where the one before it ended.
+# What share of the H200's trip is the kernel?
 
 # %%
 copies = measure.recorded_series("copies", gpu="NVIDIA H200")
 h200 = measure.recorded_ladder("vector_add", {"n": 10_000_000}, gpu="NVIDIA H200")
 there, home = (40 / copies[way]["gbs"] for way in ("h2d_pageable", "d2h_pageable"))  # 40 MB: ms
 kernel, numpy_ms = (h200.row(name).timing.p50 for name in ("vector_add_per_thread", "NumPy, on the host"))
-trip_ms = there + there + kernel + home
 
-print(f"on the H200 the kernel takes {kernel / trip_ms:.1%} of the trip, and NumPy as long as "
-      f"{numpy_ms / kernel:.0f} kernels or {numpy_ms / trip_ms:.2f} trips")
 recorded = {"steps": dict(zip(list(steps)[:4], (there, there, kernel, home), strict=True)), "numpy_ms": numpy_ms,
             "title": f"NVIDIA H200, {copies['date']}, n=10,000,000; copies from the recorded rates"}
 here = {"steps": dict(list(median.items())[:4]), "numpy_ms": median["NumPy"],
@@ -187,123 +197,111 @@ here = {"steps": dict(list(median.items())[:4]), "numpy_ms": median["NumPy"],
 pictures.round_trip(here, recorded)
 
 # %% [markdown]
-# On the H200 the kernel is far faster than NumPy, and the whole trip takes about as long as NumPy
-# does{{ if far_faster }}. The kernel reads from the GPU's own memory, thousands of GB each second. But the data had to
-# come over the *bus* that joins host and GPU, which is much slower. (The CPU device has no bus: a copy stays within
-# your memory.)
+# The kernel is {{ (kernel / trip):.1% }} of the trip. It is {{ round(numpy / kernel, -1):.0f }} times as fast as NumPy,
+# and yet the whole trip takes about as long as NumPy does{{ if as_long_as_numpy }}. The kernel reads the GPU's own
+# memory, thousands of GB each second. But the data had to come over the *bus* that joins host and GPU, which is far
+# slower. The CPU device has no bus: there, a copy stays within your memory.
+#
+# So a GPU does not pay off for a single addition. It does if the data stays there. Lesson 11 looks at a whole program
+# in this way.
 #
 # ## The copies, apart
 #
 # The bus can do better than that. NumPy's arrays live in *pageable* memory, which the operating system may move. So the
-# driver first copies the data to a place that cannot move, and from there to the GPU. An array can be put in such a
-# place from the beginning. It is then called *pinned*, and `cuda.pinned_array` makes one.
+# driver first copies the data to memory that cannot move, and from there to the GPU. An array can also be in such
+# memory from the start. It is then called *pinned*, and `cuda.pinned_array` makes one. `h2d` is short for host to
+# device, `d2h` for the way back. How much faster is a copy from or to pinned memory?
 
 # %%
-print(f"{'':16}here       H200   ({measure.where()})")
-for way, found in measure.time_copy(4 * n).items():
-    print(f"{way:14}{found['gbs']:6.1f} {copies[way]['gbs']:10.1f} GB/s")
+table([(way, found["gbs"], copies[way]["gbs"]) for way, found in measure.time_copy(4 * n).items()],
+      {"GB/s": "", "here": ".1f", "H200": ".1f"}, note=measure.where())
 
 # %% [markdown]
-# `h2d` is host to device, `d2h` the way back. In the H200's column the pinned copies are several times as fast, because
-# the data is copied once and not twice. But pinned memory is slow to allocate and lost to all other programs, so one
-# pins a few arrays and uses them again and again.
+# On the H200's host, pinned copies are about three times as fast{{ if near(pinned_gain, 3.2) }}. But pinned memory is
+# slow to allocate and lost to all other programs, so one pins a few arrays and uses them again and again.
 #
-# ## Two more rungs
+# ## A loop over the grid
 #
-# From here on the data stays on the device, and only the kernel is timed; on a GPU, by the GPU's own clock. On the H200
-# it reaches about two thirds{{ if near(of_bound, 2/3) }} of the bound. I tried two ideas to do better. The first is the
-# *grid-stride loop*: start a fixed number of threads, and let each go on with the element that is one whole grid
-# further. `cuda.gridsize(1)` is the number of threads in the grid.
+# From here on the data stays on the device, and only the kernel is timed. On a GPU that is the time between two
+# *events*, marks in the queue at which the GPU notes the time on its own clock. On the H200 our kernel reaches about
+# two thirds{{ if near(of_bound, 2/3) }} of the bound. I tried two ideas to do better.
+#
+# The first is the *grid-stride loop*: start a fixed number of threads, and let each of them go on with the element that
+# is one whole grid further. `gridsize(1)` is the number of threads in the grid.
 
 # %%
 show_source(elementwise.vector_add_grid_stride_kernel)
 
 # %% [markdown]
-# The second gives each thread four elements, each one block's width after the last, and loads all of them before it
-# stores any. A thread goes on after a load until it needs the number; then it waits. Waiting for eight loads that are
-# on their way together takes hardly longer than waiting for two.
+# There are fewer threads to start, and the index is computed once for many elements.
+#
+# ## Four loads before the first store
+#
+# The second idea gives each thread four elements, each a block's width after the last, and loads all of them before it
+# stores any. A load does not stop a thread. It goes on until it needs the value, and only then does it wait. Eight
+# loads that travel together are hardly a longer wait than two.
 
 # %%
 show_source(elementwise.vector_add_four_loads_kernel)
 
 # %% [markdown]
-# Which thread has which of 29 elements, in blocks of four? The numbers are threads; thread 0's boxes are dark.
+# Both rungs reshuffle which thread adds which element. Suppose there are 29 elements and blocks of four threads. Which
+# elements does thread 0 add in each of the three rungs?
 
 # %%
 pictures.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"))
 
 # %% [markdown]
-# In all three, neighbouring threads load neighbouring elements at the same moment. That is called *coalesced* access.
-# The 32 threads of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. So a warp that
-# loads 32 floats in a row gets them in four deliveries, all of which it uses. If thread 0 had the elements 0 to 3 and
-# thread 1 the elements 4 to 7, the work would be shared just as fairly, and each load would need {{ words(16 / 4) }}
-# times the deliveries. Lesson 04 counts them.
+# The values in the boxes are threads, and thread 0's boxes are dark. In all three rungs neighbouring threads load
+# neighbouring elements at the same moment. That is called *coalesced* access. The 32 threads of a warp load together,
+# and memory delivers pieces of 32 bytes, eight floats each. A warp that loads 32 floats in a row gets them in four
+# deliveries and uses every byte. If thread 0 had the elements 0 to 3 and thread 1 the elements 4 to 7, the work would
+# be shared just as fairly, but each load would need {{ words(16 / 4) }} times as many deliveries. Lesson 04 counts
+# them.
 #
-# The kernels of one operation, slowest first, are a *ladder*, and each is a rung. Before you run the ladder: which of
-# the three is the fastest on a GPU, and by how much? In its table *p50* is the median of the runs, and nine runs out of
-# ten lie between *p5* and *p95*.
+# ## The ladder
+#
+# `ladder` times every rung. In its table *p50* is the median of the runs, and nine runs out of ten are between *p5* and
+# *p95*.
+#
+# Which of the three rungs is the fastest on a GPU, and by how much?
 
 # %%
 found = ladder(VECTOR_ADD, {"n": n})
 found
 
 # %%
-big = measure.recorded_ladder("vector_add", {"n": 2**28}, gpu="NVIDIA H200")
-s = measure.recorded_series("vector_add_sizes", gpu="NVIDIA H200")
-
-print(f"{'':24}{'10 million':>12}{'2^28':>8}   of the bound, on the H200 we recorded")
-for row in (*h200.rungs, h200.row("PyTorch")):
-    print(f"{row.name:24}{row.fraction:12.0%}{big.row(row.name).fraction:8.0%}")
-print(f"\n1,024 elements take {1000 * s['kernel_ms'][0]:.1f} us, ten million {1000 * kernel:.0f} us")
 plots.ladder(found, recorded=h200)
 
-# %% [markdown]
-# The order in the CPU device's table predicts nothing about a GPU. A core runs the threads of a block one after
-# another. In the grid-stride loop each of them goes through the whole vector before the next one begins, so neighbours
-# do not share what is fetched. On a GPU they run at the same moment, and do.
-#
-# On the H200 the grid-stride loop gains nothing at ten million and little at 2^28, less than I expected of a loop that
-# so many tutorials recommend. But it is right with any grid, so the grid can be chosen to fit the machine.
-#
-# Four elements a thread is the real step, and with it our kernel is as fast as PyTorch's. It does the same additions
-# and moves the same bytes, but more of them are on their way at any moment. Lesson 02 explains why that matters.
-#
-# At 2^28 that rung passes the bound, and so does PyTorch. The bound is the speed of a copy, which writes one byte for
-# each byte it reads, an addition only one for every two; I suspect that reading is cheaper. Starting and ending a
-# kernel takes a few microseconds, however few the elements: at ten million they are still a
-# tenth{{ if near(small.kernel_ms[0] / kernel, 1 / 10) }} of the whole.
-#
-# ## When does a GPU lose?
-#
-# Here is the same addition over many sizes, four ways: NumPy on the host; the kernel alone; the kernel called from
-# Python and waited for; and the whole trip with its three copies. Before you look: from which size on will the GPU win,
-# in each of the three ways?
-
 # %%
-sizes = vector.vector_add_sizes(exponents=device.pick(gpu=range(10, 26), cpu=range(10, 21, 2)))
-alone, called = (plots.crossing(s["n"], s[key], s["numpy_ms"])[0] / 1000 for key in ("kernel_ms", "call_ms"))
-n_most, numpy_ms, kernel_ms, trip_ms = (s[key][-1] for key in ("n", "numpy_ms", "kernel_ms", "with_copies_ms"))
-pinned_ms = kernel_ms + 4 * n_most / 1e6 * (2 / copies["h2d_pinned"]["gbs"] + 1 / copies["d2h_pinned"]["gbs"])
-print(f"""on the H200 we recorded
-    the kernel alone beats NumPy from  {alone:7.0f} thousand elements on
-    called from Python it does from    {called:7.0f} thousand elements on
-    at 2^28 NumPy takes as long as     {numpy_ms / trip_ms:7.2f} trips
-    and from pinned memory as          {numpy_ms / pinned_ms:7.1f} trips, going by the rates
-    a copy of 4 KB takes               {1000 * (s['with_copies_ms'][0] - s['call_ms'][0]) / 3:7.0f} us""")
-plots.crossover(sizes, recorded=s)
+big = measure.recorded_ladder("vector_add", {"n": 2**28}, gpu="NVIDIA H200")
+table([(row.name, row.fraction, big.row(row.name).fraction) for row in (*h200.rungs, h200.row("PyTorch"))],
+      {"of the bound": "", "10 million": ".0%", "2^28": ".0%"}, note="recorded on an NVIDIA H200")
 
 # %% [markdown]
-# Read the H200's lines from the left. Small sizes all cost the same. The kernel takes its few microseconds, the call
-# from Python about {{ words(call_over_kernel) }} times that, the trip {{ words(trip_over_call) }} times as much again,
-# while NumPy adds a thousand elements in less than one microsecond. Then each line bends upwards where its bytes begin
-# to count.
+# The order of rungs on the CPU device says nothing about a GPU. A core runs the threads of a block one after another.
+# In the grid-stride loop each of them goes through the whole vector before the next one begins, so neighbours do not
+# share what is fetched. On a GPU they run at the same moment, and do.
 #
-# With the copies there is no crossover: the lines of the trip and of NumPy run together. I take the reason to be that
-# in both a single core of the host moves twelve bytes for each addition, in one case to add, in the other to copy. With
-# pinned memory the trip would win. Better still is no trip: copy the data once, and do everything to it on the device.
+# On the H200 the grid-stride loop changes nothing at ten million elements and little at 2^28, which is less than I had
+# expected of a loop that so many tutorials recommend. It has another virtue: it is right for any grid, so the grid can
+# be chosen to fit the machine.
 #
-# And the short list of tokens in lesson 00? Like any small copy, it costs more than the call of a kernel. An engine
-# that copies five small arrays for each token pays five times that. It is better to put everything into one array.
+# Four elements per thread is the real step, and with it our kernel is as fast as PyTorch's{{ if as_fast_as_pytorch }}.
+# It does the same additions and moves the same bytes, but more of them are on their way at any moment. Lesson 02
+# explains why that matters.
+#
+# At ten million elements no kernel comes close to the bound. Starting and ending a kernel takes a few microseconds,
+# however few the elements, and here they are still a tenth{{ if near(small.kernel_ms[0] / kernel, 1 / 10) }} of the
+# whole.
+#
+# ## Faster than the bound?
+#
+# At 2^28 elements our last rung passes the bound by {{ (passed - 1):.0% }}, and so does PyTorch. The bytes are right,
+# so it must be the speed by which they are divided: that of a copy, {{ limits.bandwidth_gbs:,.0f }} GB/s on the H200. A
+# copy reads as much as it writes. Kernels that read more than they write turn out to be a little
+# faster{{ if copy_is_slowest }}: our addition moves {{ addition_gbs:,.0f }} GB/s, and a kernel of lesson 02 that only
+# reads {{ reading_gbs:,.0f }}. So the bound is a yardstick that is good to a few percent, and no law of nature.
 #
 # ## What I learned
 #
@@ -312,7 +310,7 @@ plots.crossover(sizes, recorded=s)
 # - Without `synchronize` I was timing a queue. Without a warm-up I was timing a compiler.
 # - The kernel was never the problem: on the H200 it is less than one percent{{ if kernel / trip < 0.01 }} of the trip.
 #   Ask first where the data is.
-# - The loop that many recommend gained nothing here. More loads in flight did.
+# - The loop that many recommend made no difference here. More loads in flight did.
 #
 # ## Resources
 #
@@ -325,11 +323,11 @@ plots.crossover(sizes, recorded=s)
 # ## Try it
 #
 # - Set `n` to 10,000,128 and run the unguarded kernel again. Predict the outcome first. Is the kernel right now?
-# - Take `cuda.synchronize()` out of the loop. On a GPU: which steps become "faster", and where does their time go?
+# - Remove `cuda.synchronize()` from the loop. On a GPU, which steps become "faster", and where does their time go?
 # - Change `pictures.owners` to `block=8, grid=1`. How many elements does thread 0 add in each rung? Count before you
-#   run.
+#   run it.
 #
-# Next: **02 · The machine**: how a GPU runs a kernel, and why four loads in flight are faster than one.
+# Next: **02 · The machine**: how a GPU runs a kernel, and why eight loads in flight are better than two.
 
 # %% [numbers]
 # small = series.vector_add_sizes
@@ -337,7 +335,13 @@ plots.crossover(sizes, recorded=s)
 # numpy = row('vector_add', 'NumPy', n=10_000_000).ms
 # trip = kernel + 80 / series.copies.h2d_pageable.gbs + 40 / series.copies.d2h_pageable.gbs
 # gflops = round(1000 * limits.fp32_tflops, -3)
-# far_faster = kernel < numpy / 50 and 0.6 < numpy / trip < 1.6
+# as_long_as_numpy = 0.6 < numpy / trip < 1.6
+# pinned_gain = (series.copies.h2d_pinned.gbs / series.copies.h2d_pageable.gbs +
+#                series.copies.d2h_pinned.gbs / series.copies.d2h_pageable.gbs) / 2
 # of_bound = row('vector_add', 'per_thread', n=10_000_000).fraction
-# call_over_kernel = small.call_ms[0] / small.kernel_ms[0]
-# trip_over_call = small.with_copies_ms[0] / small.call_ms[0]
+# as_fast_as_pytorch = all([near(row('vector_add', 'four_loads', n=n).ms / row('vector_add', 'PyTorch', n=n).ms, 1)
+#                           for n in (10_000_000, 2**28)])
+# passed = row('vector_add', 'four_loads', n=2**28).fraction
+# addition_gbs = row('vector_add', 'four_loads', n=2**28).gbs
+# reading_gbs = series.machine.memories['memory'].gbs
+# copy_is_slowest = 1 < min(addition_gbs, reading_gbs) / limits.bandwidth_gbs < 1.04

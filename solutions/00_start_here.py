@@ -4,9 +4,9 @@
 # Six exercises about one question: which thread does which part of the work? Each goes one small step beyond what the
 # lesson showed.
 #
-# Write your answer, run its cell, then run the cell with `check` under it. It takes fresh inputs each time, under
-# blocks of many sizes, and when something is wrong it says what. A wrong answer costs nothing and is the quickest way
-# to learn what a launch does. If you are stuck, `hint("count_down")` gives a first hint, and more when you ask again.
+# Write your answer, run its cell, then run the `check` below it. It uses fresh inputs every time and blocks of many
+# sizes, and if something is wrong, it says what. A wrong answer costs nothing and is the quickest way to learn what a
+# launch does. If you are stuck, `hint("count_down")` gives a first hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -18,8 +18,8 @@ from labkit.measure.plots import drawings as pictures
 # %% [markdown]
 # ## 1 · Counted from the end
 #
-# The index formula counts elements from the front. Let each thread write its element's number *counted from the end*:
-# the last element is number 0, the one before it number 1, the first number `out.size - 1`. For five elements that is
+# The index formula counts elements from the front. Let each thread write the index of its element *counted from the end*:
+# 0 for the last element, 1 for the one before it, and `out.size - 1` for the first. For five elements that is
 # 4, 3, 2, 1, 0.
 #
 # The index and the guard are there. One line is missing.
@@ -41,11 +41,11 @@ check("count_down", count_down)
 # %% [markdown]
 # ## 2 · How many blocks?
 #
-# In the lesson every thread had one element. A thread may just as well have several: in lesson 01, on a GPU, four
-# elements a thread turn out to be faster than one. So: how many blocks of `threads` threads are needed for `n` elements
-# when each thread handles up to `each` of them? No block should be started that has nothing to do.
+# In the lesson every thread had one element. A thread may just as well have several: in lesson 01, four elements per
+# thread turn out to be faster on a GPU than one. How many blocks of `threads` threads do `n` elements need if each thread
+# handles up to `each` of them? No block should be started that has nothing to do.
 #
-# This is a plain function of the host. No kernel is needed.
+# This is an ordinary function on the host; no kernel is needed.
 
 
 # %%
@@ -62,9 +62,9 @@ check("blocks_needed", blocks_needed)
 # %% [markdown]
 # ## 3 · Predict: the last block
 #
-# A thousand elements, blocks of 96 threads, one thread an element. Do not run anything yet. How many blocks are
-# started? How many threads find no element? And which thread has the last element, number 999: the number of its block,
-# and its own number in that block?
+# A thousand elements, blocks of 96 threads, one thread per element. Without running anything: how many blocks are
+# started? How many threads find no element? And which thread has the last element, the one with index 999? Give the index
+# of its block and its own index within that block.
 
 # %%
 blocks = None  # how many blocks are started
@@ -82,8 +82,8 @@ last_thread = 999 - 10 * 96  # 39
 check("predict_last_block", blocks=blocks, idle=idle, last_block=last_block, last_thread=last_thread)
 
 # %% [markdown]
-# Now observe. The kernel of the lesson writes down who was where; look at its last element. The picture shows the same
-# at a size that fits on a page: where are the idle threads, and could they ever be in another block than the last?
+# Now observe. The kernel of the lesson records who was where; look at its last element. The picture shows the same at
+# a size that fits on a page. Where are the idle threads, and could they ever be in any block but the last?
 
 # %%
 block, thread = (cuda.to_device(np.full(1000, -1, dtype=np.int32)) for _ in range(2))
@@ -95,12 +95,12 @@ pictures.launch_map(21, 6)
 # %% [markdown]
 # ## 4 · Find the bug: a guard that guards nothing
 #
-# A warp is 32 threads, and a thread's number within its warp is its *lane*. Threads are counted into warps from the
-# beginning of their block. Each thread should write its lane: 0 to 31, then 0 to 31 again, and from 0 again in each new
-# block.
+# A warp is 32 threads, and a thread's position within its warp is its *lane*. The first 32 threads of a block are its
+# first warp, the next 32 its second. Each thread should write its lane: 0 to 31, then 0 to 31 again, starting from 0 in
+# every block.
 #
-# The kernel below has a guard, and it is right for vectors that fit into one block. Run the check, read what it says,
-# and correct one line.
+# The kernel below has a guard, and it works for vectors that fit into one block. Run the check, read what it says, and
+# correct one line.
 
 
 # %%
@@ -127,8 +127,8 @@ check("lane_numbers", lane_numbers)
 # %% [markdown]
 # ## 5 · From a blank page: stripes
 #
-# Now a whole kernel. It paints `out`, an array of int32, in stripes as wide as a block: the elements of blocks 0, 2, 4,
-# ... become 0, those of blocks 1, 3, 5, ... become 1. With blocks of three threads and eight elements that is
+# Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as a block: the elements of blocks 0, 2,
+# 4, ... become 0, those of blocks 1, 3, 5, ... become 1. For blocks of three threads and eight elements that is
 # 0 0 0 1 1 1 0 0.
 #
 # You need the decorator, the index, the guard and one store. Its only parameter is `out`.
@@ -151,13 +151,13 @@ check("stripes", stripes)
 # %% [markdown]
 # ## 6 · There and back, with something done in between
 #
-# The lesson sent a list of tokens to the device and fetched it unchanged. This time a kernel stands between. A language
-# model keeps eight numbers for each token in one long table, so those of token 5 begin at place 40: the kernel turns
-# each token into the place where its numbers begin.
+# The lesson sent a list of tokens to the device and fetched it back unchanged. This time a kernel works on it in between.
+# Suppose that a language model keeps eight values for each token in one long table, so that those of token 5 begin at
+# index 40. The kernel turns each token into the index at which its values begin: (5, 0, 7) becomes (40, 0, 56).
 #
-# Write the host's part. `tokens` is a Python list of whole numbers, of any length from one upwards. Make an int32 array
-# of it, send it to the device, make room for the result there, launch the kernel in blocks of 64 threads, and return
-# the result as a NumPy array.
+# Write the host's part. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
+# device, allocate room for the result there, launch the kernel in blocks of 64 threads, and return the result as a NumPy
+# array.
 
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 01 · Vector addition: exercises
 #
-# Five kernels and one calculation, all of them neighbours of an addition: the same index, the same guard, the same
-# loop, each with something that the lesson did not have. Write your answer, run its cell, then run the `check` under
-# it. `hint("saxpy")` gives a hint, and more when you ask again.
+# Five kernels and one calculation, all of them relatives of the addition: the same index, the same guard, the same
+# loop, and in each something that the lesson did not have. Write your answer, run its cell, then run the `check` below
+# it. `hint("saxpy")` gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -15,8 +15,8 @@ from labkit import check, cuda, hint, plots
 #
 # $$y_i \leftarrow s\,x_i + y_i$$
 #
-# This is `saxpy`, the best known line of linear algebra: *single precision, a times x plus y*. Its result goes where y
-# was, so there is no third array. `s` is a number, `x` and `y` are vectors of float32.
+# This is `saxpy`, the best-known line of linear algebra: *single precision, a times x plus y*. The result overwrites `y`,
+# so there is no third array. `s` is a scalar, `x` and `y` are vectors of float32.
 #
 # Write the guard and the store. Could another thread change the element of y that this thread still has to read?
 
@@ -41,9 +41,9 @@ check("saxpy", saxpy)
 #
 # $$\text{out}_i = x_{2i}$$
 #
-# In NumPy, `x[::2]`. The two arrays have different lengths now, and that of `x` may be odd. `out` has `(n + 1) // 2`
-# elements, and one thread is started for each of them, rounded up to whole blocks. Which of the two lengths belongs in
-# the guard?
+# In NumPy this is `x[::2]`. The two arrays now have different lengths, and that of `x`, n, may be odd. `out` has
+# `(n + 1) // 2` elements, and one thread is started per element of `out`, rounded up to whole blocks. Which of the two
+# lengths belongs in the guard?
 
 
 # %%
@@ -62,11 +62,11 @@ check("every_second", every_second)
 # %% [markdown]
 # ## 3 · Predict: what every second element costs
 #
-# The kernel above, for an `x` of a million floats: 500,000 threads have an element, in blocks of 256. The 32 threads of
-# a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
+# Run the kernel above on an `x` of a million floats: 500,000 threads have an element, in blocks of 256. The 32 threads
+# of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
 # begins.
 #
-# Predict four numbers. An addition of vectors reads and writes exactly what it needs. Does this kernel?
+# Predict the four values below. An addition of vectors moves exactly the bytes that it needs. Does this kernel?
 
 # %%
 idle = None  # threads without an element
@@ -105,15 +105,15 @@ def first_warp(step):
 plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 
 # %% [markdown]
-# There are half as many results as a copy of `x` would have, and every byte of `x` has travelled all the same. In a
-# kernel that waits for memory, leaving out every second element saves nothing on the side of the reads.
+# The output is half as long as that of a copy, and still every byte of `x` had to travel. In a kernel that waits for
+# memory, skipping every second element saves nothing on the reads.
 #
 # ## 4 · Find the bug: one round short
 #
-# A grid-stride loop that scales a vector: 3 blocks of 32 threads, however long `x` is. For a vector of 1,000 elements
-# some of the output is never written, and for a single element all of it.
+# This grid-stride loop scales a vector, with 3 blocks of 32 threads however long `x` is. For a vector of 1,000 elements,
+# some of the output is never written; for a single element, none of it is.
 #
-# Before you run the check: which elements are missing? Whose are they? Then mend the loop.
+# Which elements are missing, and whose are they? Work it out before you run the check, then repair the loop.
 
 
 # %%
@@ -144,14 +144,14 @@ check("scale_grid_stride", scale_grid_stride)
 # %% [markdown]
 # ## 5 · A sum for each thread
 #
-# A grid-stride loop need not write an element at each step. Here each thread of the grid adds up the elements that it
-# meets, in a variable of its own, and writes one number at the end:
+# A grid-stride loop does not have to write an element in every step. Here each thread of the grid adds up the elements
+# that it meets in a variable, and writes the total at the end:
 #
 # $$\text{out}_t = x_t + x_{t+T} + x_{t+2T} + \dots$$
 #
-# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them, so
-# every thread has a place to write to. Some may have no element of `x`; their sum is 0. This is the first half of a sum
-# of millions of numbers; lesson 15 writes the second.
+# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them. With
+# four threads and `x` = (1, 2, 3, 4, 5, 6), `out` is (6, 8, 3, 4). Threads without any element of `x` write 0. This is
+# the first half of a sum over millions of elements; lesson 15 writes the second.
 #
 # `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
 
@@ -176,11 +176,12 @@ check("partial_sums", partial_sums)
 # %% [markdown]
 # ## 6 · From a blank page: reversed, in place
 #
-# Reverse a vector, so that its first element becomes its last, without a second vector. The only parameter is `x`.
-# One thread is started for each element, in blocks of 128, with the usual few too many.
+# Reverse a vector without a second vector, so that its first element becomes its last: (1, 2, 3, 4, 5) becomes
+# (5, 4, 3, 2, 1). The only parameter is `x`. One thread is started per element, in blocks of 128, with the usual few too
+# many.
 #
-# In the lesson every element had one owner. Here two elements change places, and a thread that moves one of them also
-# writes to the other. Decide first which threads do the work, and what each of them owns.
+# In the lesson every element had one owner. Here elements trade positions in pairs, and a thread that moves one of a pair
+# also writes to the other. First decide which threads do the work and what each of them owns.
 
 # %%
 reverse_in_place = None  # write the kernel here: def reverse_in_place(x)

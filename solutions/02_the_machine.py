@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 02 · The machine: exercises
 #
-# Two predictions, two calculations that you will make again for every kernel of the course, and one kernel from a blank
-# page, whose warps must not split. Write your answer, run its cell, then run the `check` under it.
-# `hint("predict_branches")` gives a hint, and more when you ask again.
+# A prediction about warps, a calculation that you will make again for every kernel of the course, and a kernel from a
+# blank page whose warps must not split. Write your answer, run its cell, then run the `check` under it.
+# `hint("predict_branches")` gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -13,12 +13,12 @@ from labkit import check, cuda, hint, observe
 # %% [markdown]
 # ## 1 · Predict: which warps split?
 #
-# A kernel for 250 elements runs in blocks of 64 threads, so four blocks and eight warps. Each thread has
-# `i = cuda.grid(1)`. First comes the guard, `if i < 250:`. Inside it stands one more condition, and there are three
-# candidates for it: `i % 2 == 0`, `i // 32 % 2 == 0` and `i < 48`.
+# A kernel for 250 elements runs in four blocks of 64 threads, which makes eight warps. Each thread computes
+# `i = cuda.grid(1)`. First comes the guard, `if i < 250:`, and inside it a second condition, for which there are three
+# candidates: `i % 2 == 0`, `i // 32 % 2 == 0` and `i < 48`.
 #
-# For each of the four conditions: how many warps have lanes on both sides of it? Threads that the guard keeps out do
-# not come to the second condition. Then the same for `i // 32 % 2 == 0` in blocks of 48 threads, six of them.
+# For each of the four conditions, how many warps have lanes on both sides? Threads that the guard stops never reach the
+# second condition. Then answer the same question for `i // 32 % 2 == 0` in six blocks of 48 threads.
 
 # %%
 guard = None  # warps that `i < 250` splits
@@ -39,7 +39,7 @@ check("predict_branches", guard=guard, by_lane=by_lane, by_warp=by_warp, first_4
 
 # %% [markdown]
 # Now count. `observe` runs a kernel and keeps an account of every branch: here is the last of the five. Change the
-# condition and the size of the blocks, and compare.
+# condition and the size of the blocks, and compare with your prediction.
 
 
 # %%
@@ -58,11 +58,12 @@ observe(branching[6, 48], cuda.to_device(np.zeros(250, np.int32)))
 # %% [markdown]
 # ## 2 · Enough loads
 #
-# Little's law: to keep a memory busy, bandwidth times latency bytes must be on their way. Write a function that says
-# how many loads each thread must have in flight for that, rounded up to a whole number.
+# By Little's law, a memory is kept busy if the bytes in flight are its bandwidth times its latency. Write a function that
+# says how many loads each thread must have in flight for that, rounded up.
 #
 # `gbs` is the bandwidth in GB/s and `ns` the latency in nanoseconds. Each of `sms` SMs runs `threads` threads, and one
-# load brings `each` bytes. All five are whole numbers. A GB is 10^9 bytes here, so GB/s times ns are bytes.
+# load brings `each` bytes. All five are integers, and so is the result. A GB is 10^9 bytes here, so GB/s times ns are
+# bytes.
 
 
 # %%
@@ -80,16 +81,17 @@ check("loads_a_thread", loads_a_thread)
 # %% [markdown]
 # ## 3 · From a blank page: a warp that stays together
 #
-# Two polynomials, given by their coefficients, the constant first: elements 0, 2, 4, ... of `x` go into the polynomial
-# `even`, elements 1, 3, 5, ... into `odd`.
+# Evaluate two polynomials: `even` at elements 0, 2, 4, ... of `x`, and `odd` at elements 1, 3, 5, ... Each is given by
+# its coefficients, with the constant first.
 #
 # $$\text{out}_i = \sum_k c_k \, x_i^k, \qquad c = \text{even or odd}$$
 #
-# The two may have different lengths. The kernel is launched with blocks of 64 threads, and block number b computes
-# elements 64 b to 64 b + 63. A thread that takes the element of its own number splits every warp. So let it take
-# another one: which 32 elements of the block can the first warp take so that its lanes agree?
+# For `even` = (1, 2), `odd` = (5, 0, 1) and `x` = (3, 3, 4, 4) the result is (7, 14, 9, 21). The two may have different
+# lengths. The kernel is launched with blocks of 64 threads, and block b computes elements 64 b to 64 b + 63. If each
+# thread computes the element with its own index, every warp splits. Which 32 elements of the block can the first warp
+# compute instead, so that all of its lanes agree?
 #
-# Horner's rule is the short way: start with 0, and for each coefficient from the last to the first multiply by x and
+# Horner's rule is the short way: start with 0, and for each coefficient from the last to the first, multiply by x and
 # add the coefficient.
 
 # %%
@@ -117,7 +119,7 @@ def two_polynomials(x, even, odd, out):
 check("two_polynomials", two_polynomials)
 
 # %% [markdown]
-# It has a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that costs:
-# twice as many sectors for each load. Here the other warp of the block soon asks for the same sectors, which are then
-# likely to be in a cache. Whether the exchange is worth it depends on how long the branches are. For two short branches
-# it is not; for a polynomial with hundreds of coefficients it is.
+# There is a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that
+# costs: each load moves twice as many bytes as it needs. The other warp of the block soon wants the rest of those bytes,
+# which are then likely to be in a cache. Whether the exchange pays depends on the length of the branches: for two short
+# ones it does not, for a polynomial with hundreds of coefficients it does.

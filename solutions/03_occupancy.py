@@ -1,20 +1,20 @@
 # %% [markdown]
 # # 03 · Occupancy: exercises
 #
-# Two predictions, two calculations that you will make again for every kernel of the course, and one kernel from a blank
-# page, whose warps must not split. Write your answer, run its cell, then run the `check` under it.
-# `hint("predict_branches")` gives a hint, and more when you ask again.
+# A prediction, a calculation that is behind every occupancy in this course, and a kernel from a blank page that needs
+# only as many blocks as fit. Write your answer, run its cell, then run the `check` under it. `hint("predict_waves")`
+# gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
 
-from labkit import check, cuda, hint, observe
+from labkit import check, cuda, hint
 
 # %% [markdown]
 # ## 1 · Predict: waves
 #
 # A GPU has 132 SMs, and each can hold 4 blocks of a kernel at a time. Every block takes 10 µs, however many others run
-# beside it. The launch has 1,000 blocks.
+# at the same time. The launch has 1,000 blocks. Fill in the five values.
 
 # %%
 per_wave = None  # blocks that run at the same time
@@ -36,18 +36,19 @@ check("predict_waves", per_wave=per_wave, waves=waves, last=last, microseconds=m
 # %% [markdown]
 # ## 2 · How many blocks fit?
 #
-# The arithmetic behind every occupancy in this course, with the numbers of compute capability 9.0. A block has
-# `threads` threads, each with `registers` registers, and `shared` bytes of shared memory. An SM holds as many blocks as
-# its scarcest resource allows:
+# This is the arithmetic behind every occupancy in the course, for compute capability 9.0. A block has `threads` threads,
+# each with `registers` registers, and `shared` bytes of shared memory. An SM holds as many blocks as its scarcest
+# resource allows:
 #
-# - 64 warps; a block takes whole warps, so 33 threads take two
-# - 32 blocks
-# - 65,536 registers. A warp takes 32 times `registers`, rounded up to a multiple of 256. The registers are divided into
-#   four equal parts, one for each scheduler, and a warp's registers all lie in one part; so the number of warps that
-#   fit is a multiple of four
-# - 233,472 bytes of shared memory; a block takes what it asks for and 1,024 bytes more, rounded up to a multiple of 128
+# - 64 warps. A block consists of whole warps, so 33 threads count as two warps.
+# - 32 blocks.
+# - 65,536 registers. A warp needs 32 times `registers`, rounded up to a multiple of 256. Each scheduler has a quarter of
+#   the registers, and a warp cannot use those of another scheduler, so the number of warps that fit is a multiple of
+#   four.
+# - 233,472 bytes of shared memory. A block uses `shared` bytes and another 1,024, rounded up to a multiple of 128.
 #
-# If not even one block fits, the answer is 0.
+# For 256 threads with 33 registers and no shared memory, a warp needs 1,280 registers; 51 fit, so 48 count, which is 6
+# blocks. If not even one block fits, the answer is 0.
 
 
 # %%
@@ -65,4 +66,42 @@ def resident_blocks(threads, registers, shared):
 check("resident_blocks", resident_blocks)
 
 # %% [markdown]
-# Occupancy is the number of resident warps over the 64 that there are places for: `resident_blocks(...) * warps / 64`.
+# Occupancy is the number of resident warps divided by the 64 that an SM can hold: `resident_blocks(...) * warps / 64`.
+#
+# ## 3 · From a blank page: pieces in turn
+#
+# A vector `x` is cut into pieces of 64 elements, and each piece has a factor of its own, which multiplies all of its
+# elements:
+#
+# $$\text{out}_i = \text{factors}_p \, x_i, \qquad p = \lfloor i / 64 \rfloor$$
+#
+# For an `x` of 130 ones and `factors` = (2, 5, 3), `out` is 64 twos, 64 fives and 2 threes. The last piece may be short,
+# as it is here.
+#
+# One block per piece would be easy, but then the blocks run in waves, and the last wave may be nearly empty. Use the
+# second remedy of the lesson: the launch has three blocks of 64 threads, however many pieces there are, and every block
+# works through one piece after another. Block 0 computes pieces 0, 3, 6, ..., block 1 pieces 1, 4, 7, ... The parameters
+# are `x`, `factors` and `out`, all float32.
+
+# %%
+pieces_in_turn = None  # write the kernel here: @cuda.jit, then def pieces_in_turn(x, factors, out)
+### BEGIN SOLUTION
+@cuda.jit
+def pieces_in_turn(x, factors, out):
+    piece = cuda.blockIdx.x
+    while piece < factors.size:
+        i = piece * 64 + cuda.threadIdx.x
+        if i < out.size:
+            out[i] = factors[piece] * x[i]
+        piece += cuda.gridDim.x
+
+
+### END SOLUTION
+
+# %%
+check("pieces_in_turn", pieces_in_turn)
+
+# %% [markdown]
+# On a GPU one would launch as many blocks as fit on all SMs: `occupancy.blocks(...)` times the number of SMs. Such a
+# kernel has no tail as long as the pieces outnumber the blocks by far, and the work that each block does once, such as
+# computing an address or loading a table, is shared by many pieces.

@@ -2,8 +2,9 @@
 # # 04 · Indexing in three dimensions: exercises
 #
 # Six exercises on coordinates, addresses and the way between them. A volume has the shape `(nz, ny, nx)`, a thread is
-# `(x, y, z)`, and a flat array holds element `(x, y, z)` at `x + y * nx + z * nx * ny`. The checks take volumes whose
-# three sides differ. On a cube, half of the mistakes that one can make here do not show.
+# `(x, y, z)`, and a flat array holds element `(x, y, z)` at `x + y * nx + z * nx * ny`. The checks use volumes
+# whose three sides differ: on a cube, half of the mistakes that one can make here do not show. `hint("layer_above")`
+# gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -15,9 +16,9 @@ from labkit import check, cuda, hint, plots
 #
 # Each thread writes the address of the element one layer above its own: same x, same y, the next z. Kernels that
 # smooth, spread heat or look for edges do this all the time. In the top layer there is nothing above, and the answer
-# is -1.
+# is -1. In the little volume of the lesson, the element at address 7 gets 22, and the one at 22 gets -1.
 #
-# `out` is a flat array of int32. The index and the guards are given.
+# `out` is a flat int32 array. The index and the guards are given.
 
 
 # %%
@@ -41,9 +42,9 @@ check("layer_above", layer_above)
 # ## 2 · Upside down
 #
 # Each layer of a volume is an image with its rows along y. Turn every image upside down: the first row becomes the
-# last. Along x and along z nothing moves. In NumPy, `v[:, ::-1, :]`.
+# last. Nothing moves along x or z. In NumPy this is `v[:, ::-1, :]`.
 #
-# `v` and `out` have three axes this time, so `v[z, y, x]` works out the address for you. Write the guards and the
+# This time `v` and `out` have three axes, so `v[z, y, x]` works out the address for you. Write the guards and the
 # store. Blocks are 32 × 4 × 2 and hang over on all sides.
 
 
@@ -64,8 +65,8 @@ check("flip_y", flip_y)
 # %% [markdown]
 # ## 3 · A cut through the volume
 #
-# A scanner delivers a volume in layers, and the doctor wants to see it cut the other way: all the elements with one
-# given `y`, as an image with rows along z. In NumPy, `v[:, y, :]`.
+# A scanner delivers a volume in layers, and the doctor wants to see it cut the other way: all elements with a given `y`,
+# as an image with rows along z. In NumPy this is `v[:, y, :]`.
 #
 # `v` is flat here and `out` has the shape `(nz, nx)`. The grid has two axes, x along the columns of `out` and z along
 # its rows, in blocks of 32 × 4. You need both coordinates, their guards, and one address.
@@ -87,14 +88,14 @@ check("cut_plane", cut_plane)
 # %% [markdown]
 # ## 4 · Predict: the sectors of a warp
 #
-# Three blocks of 1,024 threads, each thread loading the float at its own coordinates, from a volume that begins where a
-# sector begins. How many sectors of 32 bytes does one warp touch?
+# In blocks of 1,024 threads, each thread loads the float at its own coordinates, from a volume that begins where a sector
+# begins. How many sectors of 32 bytes does one warp touch?
 #
 # - the first warp of a block of 8 × 32 × 4, in a volume of 512 × 512 × 512
 # - the first warp of a block of 2 × 128 × 4, in the same volume
 # - the *second* warp of a block of 32 × 8 × 4, in a volume of 513 × 512 × 512
 #
-# The last one stands in row y = 1.
+# The last one is in row y = 1.
 
 # %%
 rows_of_8 = None  # sectors, 8 × 32 × 4
@@ -136,15 +137,16 @@ plots.warp_addresses({
 })
 
 # %% [markdown]
-# A fifth sector for a row of 513 floats: that is why arrays are often *padded*, their rows made a little longer than
-# needed so that each begins on a sector.
+# A row of 513 floats costs the warp a fifth sector. That is why arrays are often *padded*: their rows are made a little
+# longer than needed, so that each begins on a sector.
 #
 # ## 5 · Find the bug: right on a cube
 #
-# The difference between each layer and the next, `v[z + 1, y, x] - v[z, y, x]`. `v` and `out` are flat. `out` has one
-# layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 this kernel is right to the last bit.
+# This kernel computes the difference between each layer and the next, `v[z + 1, y, x] - v[z, y, x]`. `v` and `out` are
+# flat. `out` has one layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 the kernel is right to the
+# last bit.
 #
-# Check it, and mend it. What would a test on cubes alone have shown you?
+# Check it, and repair it. What would a test on cubes alone have shown you?
 
 
 # %%
@@ -174,13 +176,13 @@ check("layer_difference", layer_difference)
 # ## 6 · From a blank page: x comes first
 #
 # A camera stores its pictures with the colours running fastest, `(nz, ny, nx)` with x for the colour; a neural network
-# wants them slowest. Move the last axis to the front and leave the other two in their order:
+# wants them slowest. Move the last axis to the front and keep the other two in order:
 #
 # $$\text{out}_{x,z,y} = v_{z,y,x}$$
 #
-# In NumPy, `np.moveaxis(v, 2, 0)`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x
-# along v's last axis, in blocks of 32 × 4 × 2. Nothing is moved in place, so each element of `out` has one owner; which
-# one?
+# In NumPy this is `np.moveaxis(v, 2, 0)`: a `v` of shape (2, 3, 5) becomes an `out` of shape (5, 2, 3), and `v[1, 2, 4]`
+# becomes `out[4, 1, 2]`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x along v's
+# last axis, in blocks of 32 × 4 × 2. Each element of `out` has one owner; which thread is it?
 
 # %%
 x_to_front = None  # write the kernel here: def x_to_front(v, out)
@@ -199,7 +201,7 @@ def x_to_front(v, out):
 check("x_to_front", x_to_front)
 
 # %% [markdown]
-# One question to take along. A warp runs along x: it reads neighbours, and where does it write? Count the sectors of
-# its store. Lesson 06 has the memory that mends this.
+# One question to think about: a warp runs along x, so it reads neighbours, but where does it write? Count the sectors of
+# its store. Lesson 06 has the memory that cures this.
 #
-# Next: the exercises of **04 · Broadcasting**.
+# Next: the exercises of **05 · Broadcasting**.

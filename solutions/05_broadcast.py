@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 05 · Broadcasting: exercises
 #
-# Six exercises about one question: which element of the small array belongs to this thread? They go from one line to a
-# kernel from a blank page. Write where it says `# Your code here`, run that cell, then the one below it. When you are
-# stuck, `hint("add_row")` gives a hint, and a second call a better one.
+# Six exercises about one question: which element of the small array belongs to this thread? They go from a single line
+# to a kernel from a blank page. Write your answer, run its cell, then run the `check` below it. If you are stuck,
+# `hint("add_row")` gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -16,9 +16,10 @@ from labkit import check, cuda, hint, plots
 # $$\text{out}_{r,c} = a_{r,c} + v_c$$
 #
 # `a` and `out` have R rows and C columns, `v` has C elements. In NumPy this is `a + v`, with no `None` anywhere: the
-# shapes line up on the right. It is how a layer of a neural network adds its bias.
+# shapes line up on the right. It is how a layer of a neural network adds its bias. With rows (1, 2) and (3, 4) and
+# `v` = (10, 20), `out` has the rows (11, 22) and (13, 24).
 #
-# The grid is laid with its x along the columns, in blocks of 32 × 8. Everything is there but the line that does it.
+# The x of the grid runs along the columns, in blocks of 32 × 8. Everything is there except the line that does it.
 
 
 # %%
@@ -41,7 +42,8 @@ check("add_row", add_row)
 #
 # $$\text{out}_{r,c} = a_r - b_c$$
 #
-# The grid lies as before. This time the whole inside of the kernel is yours: the names, the guard and the line.
+# The grid is as before, with its x along the columns. This time the whole body of the kernel is yours: the names, the
+# guard and the store.
 
 
 # %%
@@ -60,13 +62,13 @@ check("outer_difference", outer_difference)
 # %% [markdown]
 # ## 3 · The way back
 #
-# The lesson went from coordinates to a flat index. Now the other way round. `a` and `out` are volumes of the shape
-# (X, Y, Z), laid flat; `g` has Y elements and enters as `g[None, :, None]`, shape (1, Y, 1).
+# The lesson went from coordinates to a flat index. Now go the other way. `a` and `out` are volumes of shape (X, Y, Z),
+# flattened; `g` has Y elements and enters as `g[None, :, None]`, with shape (1, Y, 1).
 #
 # $$\text{out}_{xyz} = a_{xyz} \, g_y$$
 #
-# The grid has one axis, in blocks of 128, and the thread has one number, `i`. Find its y in it. The kernel is given
-# `ny` and `nz`, the lengths of the axes y and z.
+# The grid has one axis, in blocks of 128, and all that a thread knows is its index `i`. Recover y from it. The kernel is
+# given `ny` and `nz`, the lengths of the axes y and z. With `ny` = 3 and `nz` = 5, for example, `i` = 22 has y = 1.
 
 
 # %%
@@ -86,12 +88,12 @@ check("scale_middle", scale_middle)
 # %% [markdown]
 # ## 4 · Find the bug: it agrees on every cube
 #
-# Here the shapes line up on the right, as NumPy likes them: `a + b + c` with (X, Y, Z), (Y, Z) and (Z,), all laid flat.
+# Here the shapes line up on the right, as NumPy likes them: `a + b + c` with (X, Y, Z), (Y, Z) and (Z,), all flattened.
 #
 # $$\text{out}_{xyz} = a_{xyz} + b_{yz} + c_z$$
 #
 # I adapted the lesson's kernel one evening and tried it on 64 × 64 × 64. It agreed with NumPy to the last bit. Let
-# `check` look at it, read what it says, and mend the kernel.
+# `check` look at it, read what it says, and repair the kernel.
 
 
 # %%
@@ -122,8 +124,8 @@ check("add_aligned", add_aligned)
 # %% [markdown]
 # ## 5 · Predict, then observe: reads and sectors
 #
-# The kernel of exercise 4, mended, runs on X = 6, Y = 10, Z = 8 in blocks of 8 × 2 × 2: eight threads along z, two
-# along y, two along x. Work out on paper:
+# The repaired kernel of exercise 4 runs on X = 6, Y = 10, Z = 8 in blocks of 8 × 2 × 2: eight threads along z, two along
+# y, two along x. Work out on paper:
 #
 # - `reads_b`, `reads_c`: how many times is each element of `b` read, and each element of `c`?
 # - `sectors_a`, `sectors_b`: the first warp of the first block loads its 32 elements of `a`. How many sectors of 32
@@ -145,8 +147,8 @@ sectors_b = 2  # one run of 16: both x want the same
 check("predict_reads", reads_b=reads_b, reads_c=reads_c, sectors_a=sectors_a, sectors_b=sectors_b)
 
 # %% [markdown]
-# Then observe. The next kernel has the same indices, but for every read of an element it counts one up. An atomic
-# addition is used, because many threads count in the same place. The picture shows what the warp touches.
+# Then observe. The next kernel has the same indices, but instead of reading an element it counts a read of it, with an
+# atomic addition, because many threads count in the same place. The picture shows what the warp touches.
 
 
 # %%
@@ -171,9 +173,9 @@ plots.warp_addresses({"a[x, y, z]": (x * Y + y) * Z + z, "b[y, z]": y * Z + z, "
 # %% [markdown]
 # ## 6 · One kernel for every broadcast
 #
-# "Broadcasting is a step of zero", says the lesson. Take it at its word, and one kernel serves all shapes. `a` and
-# `out` have three axes. `b` is laid flat and comes with three steps, counted in elements: how far its element moves for
-# one more x, one more y, one more z.
+# "Broadcasting is a step of zero", says the lesson. Take that literally, and one kernel serves all shapes. `a` and `out`
+# have three axes. `b` is flattened and comes with three steps, counted in elements: how far its index moves for one more
+# x, one more y, one more z.
 #
 # | shape of `b` for `a` of (5, 3, 7) | x_step | y_step | z_step |
 # |---|---|---|---|
@@ -203,5 +205,5 @@ def add_broadcast(a, b, out, x_step, y_step, z_step):
 check("add_broadcast", add_broadcast)
 
 # %% [markdown]
-# This is what NumPy does, too: its arrays carry their steps with them (`np.broadcast_to(b, a.shape).strides`, in
-# bytes), and one loop serves every shape.
+# This is what NumPy does, too. Its arrays carry their steps with them, in bytes, as `np.broadcast_to(b, a.shape).strides`
+# shows, and one loop serves every shape.

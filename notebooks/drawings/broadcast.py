@@ -32,7 +32,7 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
     """
     nx, ny, nz = shape
     if not all(0 <= m < extent for m, extent in zip(mark, shape, strict=True)):
-        raise ValueError(f"mark is {mark}, which lies outside of shape {shape}")
+        raise ValueError(f"mark is {mark}, which is outside of shape {shape}")
     panels = (
         ("out", f"{shape}", GREY, lambda x, y, z: (x * ny + y) * nz + z, lambda x, y, z: False,
          f"x\u00b7{ny * nz} + y\u00b7{nz} + z"),
@@ -47,7 +47,7 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
     cell = min(0.36, (WIDTH - left - 0.14 - 3 * between) / (4 * nz))
     tall, top, slab_gap = 0.27, 1.02, 0.16
     depth = nx * ny * tall + (nx - 1) * slab_gap
-    figure, ax = canvas(top + depth + 0.74, "Which element each element of the sum reads",
+    figure, ax = canvas(top + depth + 0.74, "Along z, the sum reads the same elements of b and c again",
                         f"For a shape of {shape}: the flat indices of a, b and c that each element of out reads. "
                         + "; ".join(f"{name}: {formula}" for name, _, _, _, _, formula in panels) + ".")
     with rc_context(STYLE):

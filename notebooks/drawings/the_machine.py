@@ -1,4 +1,4 @@
-"""The figures of the lesson "The machine", in the course's style.
+"""The figures of the lessons "The machine" and "Occupancy", in the course's style.
 
     split(side)                 which lanes of a warp work while it takes one branch after the other
     hidden(warps)               what a scheduler does while its warps wait
@@ -62,7 +62,7 @@ class NotRecorded:
         return self.summary
 
 
-def split(side: Sequence[int], title: str = "One warp, two branches") -> CourseFigure:
+def split(side: Sequence[int], title: str = "While a warp runs one branch, the other lanes are masked") -> CourseFigure:
     """side: for each lane of a warp 0 or 1, which branch it takes. A row for each branch that some lane takes: the
     lanes that work in it, and those that are masked."""
     side = [int(lane) for lane in side]
@@ -108,7 +108,7 @@ def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) ->
     left, tall, gap = 0.92, 0.18, 0.46
     cell = (WIDTH - left - 0.20) / clocks
     height = 0.56 + sum(tall * (count + 1) + gap for count in warps)
-    figure, ax = canvas(height, "A scheduler and its warps", "; ".join(
+    figure, ax = canvas(height, f"{wait + 1} warps hide a wait of {wait} clocks", "; ".join(
         f"{count_of(count, 'warp')}: an instruction in {sum(one is not None for one in row)} of {clocks} clocks"
         for count, row in zip(warps, schedules, strict=True)) + ".")
     with rc_context(STYLE):
@@ -133,11 +133,11 @@ def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) ->
 
 
 def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
-    """A row for each place that the GPU has for a block, time to the right; all blocks take equally long."""
+    """A row for each block that the GPU can hold, time to the right; all blocks take equally long."""
     waves = -(-blocks // places)
     left, wide, tall, top = 0.76, min(1.6, 5.4 / waves), 0.25, 0.84
-    figure, ax = canvas(top + tall * places + 0.36, f"{blocks} blocks, places for {places}", (
-        f"{blocks} blocks in {waves} waves of {places}: {blocks} of {waves * places} places are used, and "
+    figure, ax = canvas(top + tall * places + 0.36, f"{blocks} blocks, {places} at a time", (
+        f"{blocks} blocks in {waves} waves of {places}: {blocks} of {waves * places} slots are used, and "
         f"{waves * places - blocks} in the last wave stay empty."))
     with rc_context(STYLE):
         for wave in range(waves):
@@ -149,7 +149,7 @@ def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
                          f"block {block}" if block < blocks else "", ink="white",
                          fill=(BLUE if wave < waves - 1 else VERMILLION) if block < blocks else PALE[GREY])
         for slot in range(places):
-            ax.text(left - 0.08, top + (slot + 0.5) * tall, f"place {slot}", ha="right", va="center_baseline",
+            ax.text(left - 0.08, top + (slot + 0.5) * tall, f"slot {slot}", ha="right", va="center_baseline",
                     fontsize=SMALLEST, color=FAINT)
         ax.text(left, top + tall * places + 0.16, "time \u2192", fontsize=SMALLEST, color=FAINT, va="center")
     return figure
@@ -161,7 +161,7 @@ def branches(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("What a split warp costs")
     rows, ways = series["branches"], series["ways"]
     one = rows[0]["us"]["p50"]
-    figure, axes = new_figure([1.0, 1.9], "What a split warp costs", "; ".join(
+    figure, axes = new_figure([1.0, 1.9], "A warp pays for every branch that one of its lanes takes", "; ".join(
         f"{row['name']}: {number(row['us']['p50'])} us" for row in rows) + "; " + ", ".join(
         f"{row['ways']} branches: {number(row['lanes']['p50'])} us by lane, {number(row['warps']['p50'])} by warp"
         for row in ways) + ".", gap=0.62)
@@ -228,14 +228,14 @@ def predicted_gbs(bytes_in_flight: float, latency_ns: float, most_gbs: float) ->
 
 
 def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
-    """Dots: measured, a colour for each number of loads a thread. The line: bytes over latency, up to what the memory
+    """Dots: measured, a colour for each number of loads per thread. The line: bytes over latency, up to what the memory
     gives at most in the same recording."""
     if series is None:
         return NotRecorded("Bandwidth over bytes in flight")
     rows, memory = series["in_flight"], farthest(series)
     latency, peak = memory["latency_ns"], memory["gbs"]
     need = peak * latency
-    figure, (ax,) = new_figure([2.9], "Little's law", (
+    figure, (ax,) = new_figure([2.9], "Bandwidth grows with the bytes in flight, up to the memory's limit", (
         f"Bandwidth over bytes in flight: with {number(latency)} ns and at most {number(peak)} GB/s, the line bends at "
         f"{need / 1e3:,.0f} KB. Measured: from {number(min(row['gbs'] for row in rows))} to "
         f"{number(max(row['gbs'] for row in rows))} GB/s."))
@@ -257,7 +257,7 @@ def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
             axis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("KB in flight on the whole GPU: SMs \u00d7 threads \u00d7 loads \u00d7 4 bytes")
         grid_along(ax, "y")
-        ax.legend(title="loads a thread", frameon=False, fontsize=SMALLEST, title_fontsize=SMALLEST, loc="upper left")
+        ax.legend(title="loads per thread", frameon=False, fontsize=SMALLEST, title_fontsize=SMALLEST, loc="upper left")
         panel_title(ax, f"GB/s. {taken(series)}")
     return figure
 
@@ -268,7 +268,7 @@ def occupancy(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("Rates over occupancy")
     rows = series["occupancy"]
     works = list(dict.fromkeys(row["work"] for row in rows))
-    figure, axes = new_figure([1.7] * len(works), "Where occupancy helps", "; ".join(
+    figure, axes = new_figure([1.7] * len(works), "Occupancy helps where each thread has little in flight", "; ".join(
         f"{row['work']} {row['each']}, occupancy {row['occupancy']:.0%}: {number(row['rate'])} {row['unit']}"
         for row in rows) + ".", gap=0.62)
     nouns = {"reading": "load", "multiply-adds": "chain"}
@@ -282,13 +282,13 @@ def occupancy(series: dict | None) -> CourseFigure | NotRecorded:
                 xs, ys = [row["occupancy"] for row in these], [row["rate"] for row in these]
                 ax.plot(xs, ys, color=colour, marker=marker, clip_on=False)
                 noun = nouns.get(work, "")
-                ends.append((xs[-1], ys[-1], f"{each} {noun}{'s' if each > 1 else ''} a thread", TEXT[colour]))
+                ends.append((xs[-1], ys[-1], f"{each} {noun}{'s' if each > 1 else ''} per thread", TEXT[colour]))
             ticks = sorted({row["occupancy"] for row in of_work})
             _log(ax, ticks, "")
             ax.set_xticks(ticks, [f"{tick:.0%}" if tick > 0.1 else f"{tick:.1%}" for tick in ticks])
             ax.set_ylim(0, 1.1 * max(row["rate"] for row in of_work))
             ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-            _narrow(ax)
+            _narrow(ax, 0.22)
             grid_along(ax, "y")
             label_line_ends(ax, ends, gap=0.12)
             suffix = f". {taken(series)}" if ax is axes[0] else ""
@@ -304,7 +304,7 @@ def waves(series: dict | None) -> CourseFigure | NotRecorded:
     data = series["waves"]
     blocks, us, wave = data["blocks"], data["us"], data["per_wave"]
     one = us[max(k for k, count in enumerate(blocks) if count <= wave)]
-    figure, (ax,) = new_figure([2.3], "Waves", (
+    figure, (ax,) = new_figure([2.3], "One block too many costs a whole wave", (
         f"Blocks of equal work, {wave} at once: {number(us[0])} us for {blocks[0]}, {number(one)} us for one full "
         f"wave, {number(us[-1])} us for {blocks[-1]:,}."))
     with rc_context(STYLE):
@@ -330,7 +330,7 @@ def spills(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("Time over registers")
     rows = series["spills"]
     one = rows[0]["us"]["p50"]
-    figure, (ax,) = new_figure([0.34 * len(rows) + 0.30], "64 values in each thread", "; ".join(
+    figure, (ax,) = new_figure([0.34 * len(rows) + 0.30], "Spilling costs more than occupancy brings", "; ".join(
         f"{row['registers']} registers, {row['local_bytes']} bytes spilled: {number(row['us']['p50'])} us"
         for row in rows) + ".", bottom=0.25)
     columns = ((0.86, "registers", "{registers}"), (1.80, "bytes spilled", "{local_bytes:,}"),
@@ -378,7 +378,7 @@ def memories(series: dict | None) -> CourseFigure | NotRecorded:
     rows, sms = series["memories"], series["gpu"]["multiprocessors"]
     total_bytes = [row["bytes"] and row["bytes"] * (sms if row["per_sm"] else 1) for row in rows]
     rise, top = 0.58, 1.12
-    figure, ax = canvas(top + rise * len(rows) + 0.28, "The memories of this GPU", "; ".join(
+    figure, ax = canvas(top + rise * len(rows) + 0.28, "Each step away from the threads is slower", "; ".join(
         f"{row['name']}: {bytes_text(size)} in all, {number(row['latency_ns'])} ns, {number(row['gbs'])} GB/s"
         for row, size in zip(rows, total_bytes, strict=True)) + ".")
     columns = (("size", total_bytes, [bytes_text(size) for size in total_bytes], GREY),

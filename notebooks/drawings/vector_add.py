@@ -42,7 +42,7 @@ def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",)
     unknown = [name for name in rungs if name not in tile]
     if unknown:
         raise ValueError(f"rungs holds {unknown[0]!r}; allowed are {', '.join(tile)}")
-    figure, axes = new_figure([0.62] * len(rungs), "Which thread adds which element",
+    figure, axes = new_figure([0.62] * len(rungs), "Neighbouring threads add neighbouring elements",
                               f"Which thread adds which of {n} elements, in blocks of {block}: {', '.join(rungs)}.",
                               gap=0.62)
     with rc_context(STYLE):
@@ -89,7 +89,8 @@ def round_trip(here: dict, recorded: dict | None = None) -> CourseFigure:
     trips = [trip for trip in (recorded, None if on_cpu else here) if trip]
     if not trips:
         return unrecorded("There, add, and back", [(name, f"{number(ms)} ms") for name, ms in here["steps"].items()])
-    figure, axes = new_figure([0.34 * (len(trip["steps"]) + 1) for trip in trips], "There, add, and back",
+    heights = [0.34 * (len(trip["steps"]) + 1) for trip in trips]
+    figure, axes = new_figure(heights, "The copies take nearly all of the trip",
                               "; ".join(f"{trip['title']}: " + ", ".join(
                                   f"{name} {number(ms)} ms" for name, ms in trip["steps"].items())
                                   + f"; NumPy {number(trip['numpy_ms'])} ms" for trip in trips) + ".")

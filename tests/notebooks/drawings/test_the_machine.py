@@ -81,7 +81,7 @@ def test_a_scheduler_is_busy_once_enough_warps_wait():
 
 def test_places_that_the_last_wave_leaves_empty():
     figure = pictures.schedule(14, 6)
-    assert figure.summary.endswith("14 of 18 places are used, and 4 in the last wave stay empty.")
+    assert figure.summary.endswith("14 of 18 slots are used, and 4 in the last wave stay empty.")
     assert "wave 3" in drawn(figure) and "block 13" in drawn(figure)
     assert "block 14" not in drawn(figure) and figure.png(dpi=40).startswith(b"\x89PNG")
 

@@ -1,6 +1,6 @@
-"""Six exercises about one question: which element of the small array belongs to this thread? They go from one line to a
-kernel from a blank page. Write where it says `# Your code here`, run that cell, then the one below it. When you are
-stuck, `hint("add_row")` gives a hint, and a second call a better one.
+"""Six exercises about one question: which element of the small array belongs to this thread? They go from a single line
+to a kernel from a blank page. Write your answer, run its cell, then run the `check` below it. If you are stuck,
+`hint("add_row")` gives a hint, and a better one when you ask again.
 """
 
 FIRST_CELL = """import numpy as np

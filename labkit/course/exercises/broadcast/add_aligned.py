@@ -1,16 +1,16 @@
 r"""Find the bug: it agrees on every cube
 
-Here the shapes line up on the right, as NumPy likes them: `a + b + c` with (X, Y, Z), (Y, Z) and (Z,), all laid flat.
+Here the shapes line up on the right, as NumPy likes them: `a + b + c` with (X, Y, Z), (Y, Z) and (Z,), all flattened.
 
 $$\text{out}_{xyz} = a_{xyz} + b_{yz} + c_z$$
 
 I adapted the lesson's kernel one evening and tried it on 64 × 64 × 64. It agreed with NumPy to the last bit. Let
-`check` look at it, read what it says, and mend the kernel.
+`check` look at it, read what it says, and repair the kernel.
 """
 
 HINTS = ("Which of the three indices would be right for 64 x 64 x 64 and wrong for 2 x 3 x 5? Work them out for x = 0, "
          "y = 1, z = 0.",
-         "b has the shape (Y, Z). How many elements lie between b[0, 0] and b[1, 0] in memory: Y or Z?",
+         "b has the shape (Y, Z). How many elements is b[1, 0] away from b[0, 0] in memory: Y or Z?",
          "pair = y * (the length of a row of b) + z")
 POINTS = 2
 NEEDS = ("outer_difference",)

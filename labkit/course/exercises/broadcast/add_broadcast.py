@@ -1,8 +1,8 @@
 """One kernel for every broadcast
 
-"Broadcasting is a step of zero", says the lesson. Take it at its word, and one kernel serves all shapes. `a` and
-`out` have three axes. `b` is laid flat and comes with three steps, counted in elements: how far its element moves for
-one more x, one more y, one more z.
+"Broadcasting is a step of zero", says the lesson. Take that literally, and one kernel serves all shapes. `a` and `out`
+have three axes. `b` is flattened and comes with three steps, counted in elements: how far its index moves for one more
+x, one more y, one more z.
 
 | shape of `b` for `a` of (5, 3, 7) | x_step | y_step | z_step |
 |---|---|---|---|
@@ -89,6 +89,6 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-This is what NumPy does, too: its arrays carry their steps with them (`np.broadcast_to(b, a.shape).strides`, in
-bytes), and one loop serves every shape.
+This is what NumPy does, too. Its arrays carry their steps with them, in bytes, as `np.broadcast_to(b, a.shape).strides`
+shows, and one loop serves every shape.
 """

@@ -3,14 +3,15 @@ r"""A row for every row
 $$\text{out}_{r,c} = a_{r,c} + v_c$$
 
 `a` and `out` have R rows and C columns, `v` has C elements. In NumPy this is `a + v`, with no `None` anywhere: the
-shapes line up on the right. It is how a layer of a neural network adds its bias.
+shapes line up on the right. It is how a layer of a neural network adds its bias. With rows (1, 2) and (3, 4) and
+`v` = (10, 20), `out` has the rows (11, 22) and (13, 24).
 
-The grid is laid with its x along the columns, in blocks of 32 × 8. Everything is there but the line that does it.
+The x of the grid runs along the columns, in blocks of 32 × 8. Everything is there except the line that does it.
 """
 
-HINTS = ("Take the element in row 4 and column 2. Which element of v does it want? And the one below it, in row 5?",
+HINTS = ("Take the element in row 4 and column 2. Which element of v does it need? And the one below it, in row 5?",
          "v has one element for each column, and all rows share it. So its index is one of the two that the thread "
-         "has.",
+         "knows.",
          "out[row, col] = a[row, col] + v[...], with the name that does not change as you go down a column.")
 POINTS = 1
 

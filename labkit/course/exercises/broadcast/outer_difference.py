@@ -4,13 +4,14 @@ Two vectors make a matrix: `a[:, None] - b[None, :]` holds the difference of eve
 
 $$\text{out}_{r,c} = a_r - b_c$$
 
-The grid lies as before. This time the whole inside of the kernel is yours: the names, the guard and the line.
+The grid is as before, with its x along the columns. This time the whole body of the kernel is yours: the names, the
+guard and the store.
 """
 
-HINTS = ("cuda.grid(2) gives two numbers, the one along x first. The grid's x lies along the columns: which name comes "
+HINTS = ("cuda.grid(2) gives two indices, the one along x first. The grid's x runs along the columns: which name comes "
          "first?",
-         "The grid covers more than the matrix at both edges, so the guard asks about both numbers. Then a is read at "
-         "the one coordinate and b at the other.",
+         "The grid covers more than the matrix at both edges, so the guard tests both indices. Then a is read at one "
+         "of them and b at the other.",
          "col, row = cuda.grid(2); then, if row < out.shape[0] and col < out.shape[1]: out[row, col] = a[row] - "
          "b[...].")
 POINTS = 2

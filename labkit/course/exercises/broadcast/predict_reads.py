@@ -1,7 +1,7 @@
 """Predict, then observe: reads and sectors
 
-The kernel of exercise 4, mended, runs on X = 6, Y = 10, Z = 8 in blocks of 8 × 2 × 2: eight threads along z, two
-along y, two along x. Work out on paper:
+The repaired kernel of exercise 4 runs on X = 6, Y = 10, Z = 8 in blocks of 8 × 2 × 2: eight threads along z, two along
+y, two along x. Work out on paper:
 
 - `reads_b`, `reads_c`: how many times is each element of `b` read, and each element of `c`?
 - `sectors_a`, `sectors_b`: the first warp of the first block loads its 32 elements of `a`. How many sectors of 32
@@ -63,8 +63,8 @@ EXERCISE = PredictionExercise(
 )
 
 AFTER = """
-Then observe. The next kernel has the same indices, but for every read of an element it counts one up. An atomic
-addition is used, because many threads count in the same place. The picture shows what the warp touches.
+Then observe. The next kernel has the same indices, but instead of reading an element it counts a read of it, with an
+atomic addition, because many threads count in the same place. The picture shows what the warp touches.
 
 # %%
 @cuda.jit

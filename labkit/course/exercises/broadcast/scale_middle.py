@@ -1,12 +1,12 @@
 r"""The way back
 
-The lesson went from coordinates to a flat index. Now the other way round. `a` and `out` are volumes of the shape
-(X, Y, Z), laid flat; `g` has Y elements and enters as `g[None, :, None]`, shape (1, Y, 1).
+The lesson went from coordinates to a flat index. Now go the other way. `a` and `out` are volumes of shape (X, Y, Z),
+flattened; `g` has Y elements and enters as `g[None, :, None]`, with shape (1, Y, 1).
 
 $$\text{out}_{xyz} = a_{xyz} \, g_y$$
 
-The grid has one axis, in blocks of 128, and the thread has one number, `i`. Find its y in it. The kernel is given
-`ny` and `nz`, the lengths of the axes y and z.
+The grid has one axis, in blocks of 128, and all that a thread knows is its index `i`. Recover y from it. The kernel is
+given `ny` and `nz`, the lengths of the axes y and z. With `ny` = 3 and `nz` = 5, for example, `i` = 22 has y = 1.
 """
 
 HINTS = ("For Y = 3 and Z = 5, write down y for i = 0, 1, 2, ... up to 31. When does y grow by one, and when does it "

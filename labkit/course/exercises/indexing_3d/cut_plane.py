@@ -1,7 +1,7 @@
 """A cut through the volume
 
-A scanner delivers a volume in layers, and the doctor wants to see it cut the other way: all the elements with one
-given `y`, as an image with rows along z. In NumPy, `v[:, y, :]`.
+A scanner delivers a volume in layers, and the doctor wants to see it cut the other way: all elements with a given `y`,
+as an image with rows along z. In NumPy this is `v[:, y, :]`.
 
 `v` is flat here and `out` has the shape `(nz, nx)`. The grid has two axes, x along the columns of `out` and z along
 its rows, in blocks of 32 × 4. You need both coordinates, their guards, and one address.

@@ -1,13 +1,13 @@
 """Upside down
 
 Each layer of a volume is an image with its rows along y. Turn every image upside down: the first row becomes the
-last. Along x and along z nothing moves. In NumPy, `v[:, ::-1, :]`.
+last. Nothing moves along x or z. In NumPy this is `v[:, ::-1, :]`.
 
-`v` and `out` have three axes this time, so `v[z, y, x]` works out the address for you. Write the guards and the
+This time `v` and `out` have three axes, so `v[z, y, x]` works out the address for you. Write the guards and the
 store. Blocks are 32 × 4 × 2 and hang over on all sides.
 """
 
-HINTS = ("With ny = 4: for y = 0, 1, 2, 3, which row of v belongs there? What do the two numbers add up to?",
+HINTS = ("With ny = 4: for y = 0, 1, 2, 3, which row of v belongs there? What do the two indices add up to?",
          "The opposite of row y is row ny - 1 - y. x and z stay. A block can hang over on three sides, and there is "
          "one comparison for each.",
          "if x < nx and y < ny and z < nz: out[z, y, x] becomes v[z, ny - 1 - y, x].")

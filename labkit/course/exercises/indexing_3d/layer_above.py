@@ -2,12 +2,12 @@
 
 Each thread writes the address of the element one layer above its own: same x, same y, the next z. Kernels that
 smooth, spread heat or look for edges do this all the time. In the top layer there is nothing above, and the answer
-is -1.
+is -1. In the little volume of the lesson, the element at address 7 gets 22, and the one at 22 gets -1.
 
-`out` is a flat array of int32. The index and the guards are given.
+`out` is a flat int32 array. The index and the guards are given.
 """
 
-HINTS = ("In the little volume at the top of the lesson, 5 × 3 × 2: which address stands above 0, and which above 7?",
+HINTS = ("In the little volume at the top of the lesson, 5 × 3 × 2: which address is above 0, and which above 14?",
          "A step along z jumps over a whole layer. How many elements has a layer? And for which z is there no layer "
          "above?",
          "Where z + 1 < nz, store i + nx * ny; otherwise store -1.")

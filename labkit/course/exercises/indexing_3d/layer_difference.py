@@ -1,9 +1,10 @@
 """Find the bug: right on a cube
 
-The difference between each layer and the next, `v[z + 1, y, x] - v[z, y, x]`. `v` and `out` are flat. `out` has one
-layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 this kernel is right to the last bit.
+This kernel computes the difference between each layer and the next, `v[z + 1, y, x] - v[z, y, x]`. `v` and `out` are
+flat. `out` has one layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 the kernel is right to the
+last bit.
 
-Check it, and mend it. What would a test on cubes alone have shown you?
+Check it, and repair it. What would a test on cubes alone have shown you?
 """
 
 HINTS = ("Work out i for x = 0, y = 1, z = 0 in a volume with nx = 5 and ny = 3. Which element should it be?",

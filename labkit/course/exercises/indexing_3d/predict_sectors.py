@@ -1,17 +1,17 @@
 """Predict: the sectors of a warp
 
-Three blocks of 1,024 threads, each thread loading the float at its own coordinates, from a volume that begins where a
-sector begins. How many sectors of 32 bytes does one warp touch?
+In blocks of 1,024 threads, each thread loads the float at its own coordinates, from a volume that begins where a sector
+begins. How many sectors of 32 bytes does one warp touch?
 
 - the first warp of a block of 8 × 32 × 4, in a volume of 512 × 512 × 512
 - the first warp of a block of 2 × 128 × 4, in the same volume
 - the *second* warp of a block of 32 × 8 × 4, in a volume of 513 × 512 × 512
 
-The last one stands in row y = 1.
+The last one is in row y = 1.
 """
 
 HINTS = ("32 lanes, x fastest: how many rows of the block does the warp cover, and how many bytes is each?",
-         "Rows of the block lie a row of the volume apart, 2,048 bytes, so no two of them share a sector. For the last "
+         "Rows of the block are a row of the volume apart, 2,048 bytes, so no two of them share a sector. For the last "
          "block, look where the row begins: is its address a multiple of eight floats?",
          "8 wide: 4 rows of exactly one sector. 2 wide: 16 rows, one sector each, a quarter used. nx = 513: floats 513 "
          "to 544, from sector 513 // 8 to sector 544 // 8, both included.")
@@ -97,6 +97,6 @@ plots.warp_addresses({
 })
 
 # %% [markdown]
-A fifth sector for a row of 513 floats: that is why arrays are often *padded*, their rows made a little longer than
-needed so that each begins on a sector.
+A row of 513 floats costs the warp a fifth sector. That is why arrays are often *padded*: their rows are made a little
+longer than needed, so that each begins on a sector.
 """

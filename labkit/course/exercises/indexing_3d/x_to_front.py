@@ -1,16 +1,16 @@
 r"""From a blank page: x comes first
 
 A camera stores its pictures with the colours running fastest, `(nz, ny, nx)` with x for the colour; a neural network
-wants them slowest. Move the last axis to the front and leave the other two in their order:
+wants them slowest. Move the last axis to the front and keep the other two in order:
 
 $$\text{out}_{x,z,y} = v_{z,y,x}$$
 
-In NumPy, `np.moveaxis(v, 2, 0)`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x
-along v's last axis, in blocks of 32 × 4 × 2. Nothing is moved in place, so each element of `out` has one owner; which
-one?
+In NumPy this is `np.moveaxis(v, 2, 0)`: a `v` of shape (2, 3, 5) becomes an `out` of shape (5, 2, 3), and `v[1, 2, 4]`
+becomes `out[4, 1, 2]`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x along v's
+last axis, in blocks of 32 × 4 × 2. Each element of `out` has one owner; which thread is it?
 """
 
-HINTS = ("What is the shape of out for a v of shape (2, 3, 5)? And where does v[1, 2, 4] go?",
+HINTS = ("Where does v[z, y, x] go, in terms of z, y and x?",
          "Let the thread (x, y, z) own v[z, y, x] and put it where it belongs. The guards are those of v's axes: nz, "
          "ny, nx = v.shape.",
          "Under if x < nx and y < ny and z < nz: out[x, z, y] = v[z, y, x].")
@@ -68,8 +68,8 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-One question to take along. A warp runs along x: it reads neighbours, and where does it write? Count the sectors of
-its store. Lesson 06 has the memory that mends this.
+One question to think about: a warp runs along x, so it reads neighbours, but where does it write? Count the sectors of
+its store. Lesson 06 has the memory that cures this.
 
-Next: the exercises of **04 · Broadcasting**.
+Next: the exercises of **05 · Broadcasting**.
 """

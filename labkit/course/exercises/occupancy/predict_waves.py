@@ -1,7 +1,7 @@
 """Predict: waves
 
 A GPU has 132 SMs, and each can hold 4 blocks of a kernel at a time. Every block takes 10 µs, however many others run
-beside it. The launch has 1,000 blocks.
+at the same time. The launch has 1,000 blocks. Fill in the five values.
 """
 
 HINTS = ("How many blocks can run at the same moment on all SMs together?",

@@ -1,24 +1,25 @@
 """How many blocks fit?
 
-The arithmetic behind every occupancy in this course, with the numbers of compute capability 9.0. A block has
-`threads` threads, each with `registers` registers, and `shared` bytes of shared memory. An SM holds as many blocks as
-its scarcest resource allows:
+This is the arithmetic behind every occupancy in the course, for compute capability 9.0. A block has `threads` threads,
+each with `registers` registers, and `shared` bytes of shared memory. An SM holds as many blocks as its scarcest
+resource allows:
 
-- 64 warps; a block takes whole warps, so 33 threads take two
-- 32 blocks
-- 65,536 registers. A warp takes 32 times `registers`, rounded up to a multiple of 256. The registers are divided into
-  four equal parts, one for each scheduler, and a warp's registers all lie in one part; so the number of warps that
-  fit is a multiple of four
-- 233,472 bytes of shared memory; a block takes what it asks for and 1,024 bytes more, rounded up to a multiple of 128
+- 64 warps. A block consists of whole warps, so 33 threads count as two warps.
+- 32 blocks.
+- 65,536 registers. A warp needs 32 times `registers`, rounded up to a multiple of 256. Each scheduler has a quarter of
+  the registers, and a warp cannot use those of another scheduler, so the number of warps that fit is a multiple of
+  four.
+- 233,472 bytes of shared memory. A block uses `shared` bytes and another 1,024, rounded up to a multiple of 128.
 
-If not even one block fits, the answer is 0.
+For 256 threads with 33 registers and no shared memory, a warp needs 1,280 registers; 51 fit, so 48 count, which is 6
+blocks. If not even one block fits, the answer is 0.
 """
 
 HINTS = ("There are four limits, and each of them alone allows some number of blocks. Which of the four numbers "
          "counts?",
          "Warps: 64 // warps. Blocks: 32. Registers: first the warps that fit, a multiple of four, then the blocks. "
          "Shared memory: 233,472 over what a block takes.",
-         "per_warp = -(-32 * registers // 256) * 256, and 65_536 // per_warp // 4 * 4 warps fit. A block takes "
+         "per_warp = -(-32 * registers // 256) * 256, and 65_536 // per_warp // 4 * 4 warps fit. A block needs "
          "-(-(shared + 1024) // 128) * 128 bytes. The smallest of the four is the answer.")
 POINTS = 3
 
@@ -82,5 +83,5 @@ EQUIVALENT = {
 }
 
 AFTER = """
-Occupancy is the number of resident warps over the 64 that there are places for: `resident_blocks(...) * warps / 64`.
+Occupancy is the number of resident warps divided by the 64 that an SM can hold: `resident_blocks(...) * warps / 64`.
 """

@@ -1,9 +1,9 @@
 """Six exercises about one question: which thread does which part of the work? Each goes one small step beyond what the
 lesson showed.
 
-Write your answer, run its cell, then run the cell with `check` under it. It takes fresh inputs each time, under
-blocks of many sizes, and when something is wrong it says what. A wrong answer costs nothing and is the quickest way
-to learn what a launch does. If you are stuck, `hint("count_down")` gives a first hint, and more when you ask again.
+Write your answer, run its cell, then run the `check` below it. It uses fresh inputs every time and blocks of many
+sizes, and if something is wrong, it says what. A wrong answer costs nothing and is the quickest way to learn what a
+launch does. If you are stuck, `hint("count_down")` gives a first hint, and a better one when you ask again.
 """
 
 from labkit.course.exercises import at

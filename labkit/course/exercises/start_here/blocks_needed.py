@@ -1,15 +1,15 @@
 """How many blocks?
 
-In the lesson every thread had one element. A thread may just as well have several: in lesson 01, on a GPU, four
-elements a thread turn out to be faster than one. So: how many blocks of `threads` threads are needed for `n` elements
-when each thread handles up to `each` of them? No block should be started that has nothing to do.
+In the lesson every thread had one element. A thread may just as well have several: in lesson 01, four elements per
+thread turn out to be faster on a GPU than one. How many blocks of `threads` threads do `n` elements need if each thread
+handles up to `each` of them? No block should be started that has nothing to do.
 
-This is a plain function of the host. No kernel is needed.
+This is an ordinary function on the host; no kernel is needed.
 """
 
 HINTS = ("How many elements does one whole block handle?",
          "Divide n by that and round up: a block that is needed in part is needed. Where the division comes out even, "
-         "there is no further block.",
+         "no further block is needed.",
          "-(-a // b) is a / b rounded up. Here b is each * threads.")
 POINTS = 1
 

@@ -1,16 +1,15 @@
 """Counted from the end
 
-The index formula counts elements from the front. Let each thread write its element's number *counted from the end*:
-the last element is number 0, the one before it number 1, the first number `out.size - 1`. For five elements that is
+The index formula counts elements from the front. Let each thread write the index of its element *counted from the end*:
+0 for the last element, 1 for the one before it, and `out.size - 1` for the first. For five elements that is
 4, 3, 2, 1, 0.
 
 The index and the guard are there. One line is missing.
 """
 
-HINTS = ("Which number belongs to the last element, and which to the first? Write both down for out.size = 5, beside "
+HINTS = ("What has to be written for the last element, and what for the first? Note both for out.size = 5, next to "
          "their i.",
-         "The two numbers of an element, from the front and from the end, have the same sum everywhere. Which sum is "
-         "it?",
+         "The two indices of an element, from the front and from the end, have the same sum everywhere. Which sum?",
          "i counts from 0 to out.size - 1. Store out.size - 1 minus i at out[i].")
 POINTS = 1
 

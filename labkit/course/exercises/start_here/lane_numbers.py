@@ -1,16 +1,16 @@
 """Find the bug: a guard that guards nothing
 
-A warp is 32 threads, and a thread's number within its warp is its *lane*. Threads are counted into warps from the
-beginning of their block. Each thread should write its lane: 0 to 31, then 0 to 31 again, and from 0 again in each new
-block.
+A warp is 32 threads, and a thread's position within its warp is its *lane*. The first 32 threads of a block are its
+first warp, the next 32 its second. Each thread should write its lane: 0 to 31, then 0 to 31 again, starting from 0 in
+every block.
 
-The kernel below has a guard, and it is right for vectors that fit into one block. Run the check, read what it says,
-and correct one line.
+The kernel below has a guard, and it works for vectors that fit into one block. Run the check, read what it says, and
+correct one line.
 """
 
 HINTS = ("The check names a thread and an index. What is cuda.threadIdx.x for that thread, and what is i?",
-         "The guard has to stop threads whose element does not exist. A thread's number in its block says nothing "
-         "about that: thread 1 of block 50 has a small number and a large i.",
+         "The guard has to stop threads whose element does not exist. A thread's index in its block says nothing "
+         "about that: thread 1 of block 50 has a small index and a large i.",
          "Compare what is used as the index: if i < out.size.")
 POINTS = 2
 NEEDS = ("count_down",)

@@ -1,8 +1,8 @@
 """Predict: the last block
 
-A thousand elements, blocks of 96 threads, one thread an element. Do not run anything yet. How many blocks are
-started? How many threads find no element? And which thread has the last element, number 999: the number of its block,
-and its own number in that block?
+A thousand elements, blocks of 96 threads, one thread per element. Without running anything: how many blocks are
+started? How many threads find no element? And which thread has the last element, the one with index 999? Give the index
+of its block and its own index within that block.
 """
 
 HINTS = ("A launch starts whole blocks. How many elements do 10 blocks of 96 cover, and is that enough?",
@@ -58,8 +58,8 @@ EXERCISE = PredictionExercise(
 )
 
 AFTER = """
-Now observe. The kernel of the lesson writes down who was where; look at its last element. The picture shows the same
-at a size that fits on a page: where are the idle threads, and could they ever be in another block than the last?
+Now observe. The kernel of the lesson records who was where; look at its last element. The picture shows the same at
+a size that fits on a page. Where are the idle threads, and could they ever be in any block but the last?
 
 # %%
 block, thread = (cuda.to_device(np.full(1000, -1, dtype=np.int32)) for _ in range(2))

@@ -1,15 +1,15 @@
 """There and back, with something done in between
 
-The lesson sent a list of tokens to the device and fetched it unchanged. This time a kernel stands between. A language
-model keeps eight numbers for each token in one long table, so those of token 5 begin at place 40: the kernel turns
-each token into the place where its numbers begin.
+The lesson sent a list of tokens to the device and fetched it back unchanged. This time a kernel works on it in between.
+Suppose that a language model keeps eight values for each token in one long table, so that those of token 5 begin at
+index 40. The kernel turns each token into the index at which its values begin: (5, 0, 7) becomes (40, 0, 56).
 
-Write the host's part. `tokens` is a Python list of whole numbers, of any length from one upwards. Make an int32 array
-of it, send it to the device, make room for the result there, launch the kernel in blocks of 64 threads, and return
-the result as a NumPy array.
+Write the host's part. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
+device, allocate room for the result there, launch the kernel in blocks of 64 threads, and return the result as a NumPy
+array.
 """
 
-HINTS = ("What does the kernel need before it can start: which two arrays, and where do they have to be?",
+HINTS = ("Which two arrays does the kernel need before it can start, and where do they have to be?",
          "Five steps: np.array with dtype=np.int32, cuda.to_device, cuda.device_array for the result, the launch with "
          "enough blocks, copy_to_host of the result.",
          "row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out), where out = cuda.device_array(len(tokens), "

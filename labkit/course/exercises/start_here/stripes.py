@@ -1,15 +1,15 @@
 """From a blank page: stripes
 
-Now a whole kernel. It paints `out`, an array of int32, in stripes as wide as a block: the elements of blocks 0, 2, 4,
-... become 0, those of blocks 1, 3, 5, ... become 1. With blocks of three threads and eight elements that is
+Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as a block: the elements of blocks 0, 2,
+4, ... become 0, those of blocks 1, 3, 5, ... become 1. For blocks of three threads and eight elements that is
 0 0 0 1 1 1 0 0.
 
 You need the decorator, the index, the guard and one store. Its only parameter is `out`.
 """
 
-HINTS = ("Which of the three numbers of a thread decides the colour, and which ones decide the place?",
-         "The place is the index formula, with its guard, as in every kernel of the lesson. The colour is whether the "
-         "block's number is odd.",
+HINTS = ("Which of a thread's three values decides the colour, and which ones decide where it goes?",
+         "Where it goes is the index formula, with its guard, as in the lesson. The colour is whether the index of the "
+         "block is odd.",
          "Below @cuda.jit and def stripes(out): the formula gives i, the guard is if i < out.size, and the store is "
          "out[i] = cuda.blockIdx.x % 2.")
 POINTS = 2

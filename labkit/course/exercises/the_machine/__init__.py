@@ -1,7 +1,7 @@
 """
-Two predictions, two calculations that you will make again for every kernel of the course, and one kernel from a blank
-page, whose warps must not split. Write your answer, run its cell, then run the `check` under it.
-`hint("predict_branches")` gives a hint, and more when you ask again.
+A prediction about warps, a calculation that you will make again for every kernel of the course, and a kernel from a
+blank page whose warps must not split. Write your answer, run its cell, then run the `check` under it.
+`hint("predict_branches")` gives a hint, and a better one when you ask again.
 """
 
 FIRST_CELL = """import numpy as np

@@ -1,13 +1,14 @@
 """Enough loads
 
-Little's law: to keep a memory busy, bandwidth times latency bytes must be on their way. Write a function that says
-how many loads each thread must have in flight for that, rounded up to a whole number.
+By Little's law, a memory is kept busy if the bytes in flight are its bandwidth times its latency. Write a function that
+says how many loads each thread must have in flight for that, rounded up.
 
 `gbs` is the bandwidth in GB/s and `ns` the latency in nanoseconds. Each of `sms` SMs runs `threads` threads, and one
-load brings `each` bytes. All five are whole numbers. A GB is 10^9 bytes here, so GB/s times ns are bytes.
+load brings `each` bytes. All five are integers, and so is the result. A GB is 10^9 bytes here, so GB/s times ns are
+bytes.
 """
 
-HINTS = ("How many bytes must be on their way? And how many are, if every thread of the GPU has one load in flight?",
+HINTS = ("How many bytes must be in flight? And how many are, if every thread of the GPU has one load in flight?",
          "gbs * ns bytes are needed. One load in each thread is sms * threads * each bytes. Divide, and round up.",
          "return -(-(gbs * ns) // (...)), with the bytes of one load in each thread in the parentheses.")
 POINTS = 2
@@ -41,7 +42,7 @@ EXERCISE = FunctionExercise(
     domain="Its inputs are five counts, and `sizes` has divisions that come out even and others that do not.",
     demand=whole_number,
     wrong={
-        "the division rounds down, and too few bytes are on their way":
+        "the division rounds down, and too few bytes are in flight":
             lambda gbs, ns, sms, threads, each: gbs * ns // (sms * threads * each),
         "it adds a load even where the division comes out even":
             lambda gbs, ns, sms, threads, each: gbs * ns // (sms * threads * each) + 1,

@@ -1,16 +1,16 @@
 """Predict: which warps split?
 
-A kernel for 250 elements runs in blocks of 64 threads, so four blocks and eight warps. Each thread has
-`i = cuda.grid(1)`. First comes the guard, `if i < 250:`. Inside it stands one more condition, and there are three
-candidates for it: `i % 2 == 0`, `i // 32 % 2 == 0` and `i < 48`.
+A kernel for 250 elements runs in four blocks of 64 threads, which makes eight warps. Each thread computes
+`i = cuda.grid(1)`. First comes the guard, `if i < 250:`, and inside it a second condition, for which there are three
+candidates: `i % 2 == 0`, `i // 32 % 2 == 0` and `i < 48`.
 
-For each of the four conditions: how many warps have lanes on both sides of it? Threads that the guard keeps out do
-not come to the second condition. Then the same for `i // 32 % 2 == 0` in blocks of 48 threads, six of them.
+For each of the four conditions, how many warps have lanes on both sides? Threads that the guard stops never reach the
+second condition. Then answer the same question for `i // 32 % 2 == 0` in six blocks of 48 threads.
 """
 
 HINTS = ("Which values of i do the 32 lanes of the first warp have? And those of the last one?",
-         "A warp splits if its lanes disagree. Take the warps one by one, write down the first and the last i of each, "
-         "and look for a change of the condition's value between them.",
+         "A warp splits if its lanes disagree. Go through the warps one by one, write down the first and the last i of "
+         "each, and look for a change of the condition between them.",
          "In blocks of 64 a warp holds i = 32 w to 32 w + 31. In blocks of 48 block b has a warp with 48 b to 48 b + "
          "31 and one with 48 b + 32 to 48 b + 47; multiples of 32 inside them are where i // 32 changes.")
 POINTS = 1
@@ -78,7 +78,7 @@ EXERCISE = PredictionExercise(
 
 AFTER = """
 Now count. `observe` runs a kernel and keeps an account of every branch: here is the last of the five. Change the
-condition and the size of the blocks, and compare.
+condition and the size of the blocks, and compare with your prediction.
 
 # %%
 @cuda.jit

@@ -1,21 +1,22 @@
 r"""From a blank page: a warp that stays together
 
-Two polynomials, given by their coefficients, the constant first: elements 0, 2, 4, ... of `x` go into the polynomial
-`even`, elements 1, 3, 5, ... into `odd`.
+Evaluate two polynomials: `even` at elements 0, 2, 4, ... of `x`, and `odd` at elements 1, 3, 5, ... Each is given by
+its coefficients, with the constant first.
 
 $$\text{out}_i = \sum_k c_k \, x_i^k, \qquad c = \text{even or odd}$$
 
-The two may have different lengths. The kernel is launched with blocks of 64 threads, and block number b computes
-elements 64 b to 64 b + 63. A thread that takes the element of its own number splits every warp. So let it take
-another one: which 32 elements of the block can the first warp take so that its lanes agree?
+For `even` = (1, 2), `odd` = (5, 0, 1) and `x` = (3, 3, 4, 4) the result is (7, 14, 9, 21). The two may have different
+lengths. The kernel is launched with blocks of 64 threads, and block b computes elements 64 b to 64 b + 63. If each
+thread computes the element with its own index, every warp splits. Which 32 elements of the block can the first warp
+compute instead, so that all of its lanes agree?
 
-Horner's rule is the short way: start with 0, and for each coefficient from the last to the first multiply by x and
+Horner's rule is the short way: start with 0, and for each coefficient from the last to the first, multiply by x and
 add the coefficient.
 """
 
 HINTS = ("A block has two warps and 64 elements, half of them even and half odd. Which warp could take which?",
          "The number of the warp in its block is cuda.threadIdx.x // 32, and the lane cuda.threadIdx.x % 32. Warp 0 "
-         "takes the even elements of the block, warp 1 the odd ones; lane 0 takes the first of them.",
+         "computes the even elements of the block, warp 1 the odd ones; lane 0 begins with the first of them.",
          "i = cuda.blockIdx.x * 64 + 2 * lane + warp, then the guard. Load x[i] into a variable, choose with if warp "
          "== 0, and let k run over even.size or odd.size: value = value * mine + even[even.size - 1 - k].")
 POINTS = 3
@@ -125,8 +126,8 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-It has a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that costs:
-twice as many sectors for each load. Here the other warp of the block soon asks for the same sectors, which are then
-likely to be in a cache. Whether the exchange is worth it depends on how long the branches are. For two short branches
-it is not; for a polynomial with hundreds of coefficients it is.
+There is a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that
+costs: each load moves twice as many bytes as it needs. The other warp of the block soon wants the rest of those bytes,
+which are then likely to be in a cache. Whether the exchange pays depends on the length of the branches: for two short
+ones it does not, for a polynomial with hundreds of coefficients it does.
 """

@@ -2,14 +2,14 @@ r"""Every second element
 
 $$\text{out}_i = x_{2i}$$
 
-In NumPy, `x[::2]`. The two arrays have different lengths now, and that of `x` may be odd. `out` has `(n + 1) // 2`
-elements, and one thread is started for each of them, rounded up to whole blocks. Which of the two lengths belongs in
-the guard?
+In NumPy this is `x[::2]`. The two arrays now have different lengths, and that of `x`, n, may be odd. `out` has
+`(n + 1) // 2` elements, and one thread is started per element of `out`, rounded up to whole blocks. Which of the two
+lengths belongs in the guard?
 """
 
-HINTS = ("For an x of five elements: what are i and the place in x for each element of out?",
-         "Thread i owns out[i] and reads x at twice its number. A thread is idle when it has no element of out.",
-         "if i < out.size, store x[2 * i] at out[i]. The last place read is 2 * (out.size - 1), and x always has it.")
+HINTS = ("For an x of five elements: which index of x belongs to each element of out?",
+         "Thread i owns out[i] and reads x[2 * i]. A thread is idle if it has no element of out.",
+         "if i < out.size, store x[2 * i] at out[i]. The last index read is 2 * (out.size - 1), and x always has it.")
 POINTS = 1
 NEEDS = ("saxpy",)
 

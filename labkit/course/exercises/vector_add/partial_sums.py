@@ -1,13 +1,13 @@
 r"""A sum for each thread
 
-A grid-stride loop need not write an element at each step. Here each thread of the grid adds up the elements that it
-meets, in a variable of its own, and writes one number at the end:
+A grid-stride loop does not have to write an element in every step. Here each thread of the grid adds up the elements
+that it meets in a variable, and writes the total at the end:
 
 $$\text{out}_t = x_t + x_{t+T} + x_{t+2T} + \dots$$
 
-$T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them, so
-every thread has a place to write to. Some may have no element of `x`; their sum is 0. This is the first half of a sum
-of millions of numbers; lesson 15 writes the second.
+$T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them. With
+four threads and `x` = (1, 2, 3, 4, 5, 6), `out` is (6, 8, 3, 4). Threads without any element of `x` write 0. This is
+the first half of a sum over millions of elements; lesson 15 writes the second.
 
 `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
 """

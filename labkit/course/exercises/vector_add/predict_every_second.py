@@ -1,18 +1,18 @@
 """Predict: what every second element costs
 
-The kernel above, for an `x` of a million floats: 500,000 threads have an element, in blocks of 256. The 32 threads of
-a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
+Run the kernel above on an `x` of a million floats: 500,000 threads have an element, in blocks of 256. The 32 threads
+of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
 begins.
 
-Predict four numbers. An addition of vectors reads and writes exactly what it needs. Does this kernel?
+Predict the four values below. An addition of vectors moves exactly the bytes that it needs. Does this kernel?
 """
 
 HINTS = ("Draw the first 16 floats of x, mark the ones that are read, and draw a line after every eighth. Is there a "
          "piece without a mark?",
-         "A piece of 32 bytes travels whole as soon as one of its floats is asked for. Half of each is asked for, and "
-         "none is left out.",
+         "A piece of 32 bytes travels whole as soon as one of its floats is wanted. Half of each piece is wanted, and "
+         "no piece is left out.",
          "idle: 1,954 blocks of 256, less 500,000. deliveries: lanes 0 to 31 span 64 floats, eight to a piece. used: "
-         "500,000 numbers read, as many written. moved: all of x, and out.")
+         "500,000 floats read, as many written. moved: all of x, and out.")
 POINTS = 2
 NEEDS = ("every_second",)
 
@@ -99,6 +99,6 @@ def first_warp(step):
 plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 
 # %% [markdown]
-There are half as many results as a copy of `x` would have, and every byte of `x` has travelled all the same. In a
-kernel that waits for memory, leaving out every second element saves nothing on the side of the reads.
+The output is half as long as that of a copy, and still every byte of `x` had to travel. In a kernel that waits for
+memory, skipping every second element saves nothing on the reads.
 """

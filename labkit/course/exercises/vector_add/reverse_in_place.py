@@ -1,15 +1,16 @@
 """From a blank page: reversed, in place
 
-Reverse a vector, so that its first element becomes its last, without a second vector. The only parameter is `x`.
-One thread is started for each element, in blocks of 128, with the usual few too many.
+Reverse a vector without a second vector, so that its first element becomes its last: (1, 2, 3, 4, 5) becomes
+(5, 4, 3, 2, 1). The only parameter is `x`. One thread is started per element, in blocks of 128, with the usual few too
+many.
 
-In the lesson every element had one owner. Here two elements change places, and a thread that moves one of them also
-writes to the other. Decide first which threads do the work, and what each of them owns.
+In the lesson every element had one owner. Here elements trade positions in pairs, and a thread that moves one of a pair
+also writes to the other. First decide which threads do the work and what each of them owns.
 """
 
-HINTS = ("How many pairs change places in a vector of 6, and in one of 7? How many threads does that take?",
+HINTS = ("How many pairs trade positions in a vector of 6, and in one of 7? How many threads does that need?",
          "Let thread i of the first half own both x[i] and its partner, and let all other threads do nothing. A swap "
-         "needs one of the two values in a variable of its own.",
+         "needs to keep one of the two values in a variable.",
          "The guard is if i < x.size // 2. Keep x[i] in a variable, store x[x.size - 1 - i] at x[i], then the kept "
          "value at x[x.size - 1 - i].")
 POINTS = 3

@@ -2,8 +2,8 @@ r"""Scale and add, in place
 
 $$y_i \leftarrow s\,x_i + y_i$$
 
-This is `saxpy`, the best known line of linear algebra: *single precision, a times x plus y*. Its result goes where y
-was, so there is no third array. `s` is a number, `x` and `y` are vectors of float32.
+This is `saxpy`, the best-known line of linear algebra: *single precision, a times x plus y*. The result overwrites `y`,
+so there is no third array. `s` is a scalar, `x` and `y` are vectors of float32.
 
 Write the guard and the store. Could another thread change the element of y that this thread still has to read?
 """

@@ -1,15 +1,15 @@
 """Find the bug: one round short
 
-A grid-stride loop that scales a vector: 3 blocks of 32 threads, however long `x` is. For a vector of 1,000 elements
-some of the output is never written, and for a single element all of it.
+This grid-stride loop scales a vector, with 3 blocks of 32 threads however long `x` is. For a vector of 1,000 elements,
+some of the output is never written; for a single element, none of it is.
 
-Before you run the check: which elements are missing? Whose are they? Then mend the loop.
+Which elements are missing, and whose are they? Work it out before you run the check, then repair the loop.
 """
 
 HINTS = ("Follow one thread: with 96 threads and 1,000 elements, which elements does thread 0 write, and which is the "
          "last that it should write?",
-         "The condition is tested before each element. It has to ask whether the element at hand exists, and it asks "
-         "about another one.",
+         "The condition is tested before each element. It should ask whether the current element exists, but it asks "
+         "about a different one.",
          "Compare i itself with out.size, without the stride.")
 POINTS = 2
 NEEDS = ("saxpy",)
