@@ -151,6 +151,3 @@ def rmsnorm_warp(x, weight, out):
 
 # %%
 check("rmsnorm_warp", rmsnorm_warp)
-
-# %% [markdown]
-# Next: the exercises of **16 · Fusion and the transpose**.

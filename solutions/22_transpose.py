@@ -1,12 +1,10 @@
 # %% [markdown]
 # # 22 · The transpose: exercises
 #
-# Three exercises: a prediction about banks, a bias and a GELU in one kernel, and from a blank page a residual and a
-# norm that read everything once. `hint("predict_banks")` gives a hint, and a second call a better one.
+# Two exercises: a prediction about banks, and from a blank page a transpose of many matrices. `hint("predict_banks")`
+# gives a hint, and a second call a better one.
 
 # %%
-import math
-
 from numba import float32
 
 from labkit import check, cuda, hint
@@ -34,3 +32,32 @@ pitch_47 = 1  # 15 L + 5: 15 and 32 have no common factor
 
 # %%
 check("predict_banks", pitch_32=pitch_32, pitch_33=pitch_33, pitch_34=pitch_34, pitch_40=pitch_40, pitch_47=pitch_47)
+
+# %% [markdown]
+# ## 2 · From a blank page: transpose each matrix of a batch
+#
+# `a` holds B matrices of R × C, one after the other: its shape is (B, R, C). `out` has the shape (B, C, R) and gets the
+# transpose of each. Write `transpose_each(a, out)`. A block has 32 × 32 threads, x along the columns of `a`, and the
+# grid covers `a`; `cuda.blockIdx.z` is the number of the matrix.
+
+# %%
+transpose_each = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def transpose_each(a, out):
+    tile = cuda.shared.array((32, 33), float32)  # rows of 33: a column lies in 32 different banks
+    x, y, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
+    left, top = cuda.blockIdx.x * 32, cuda.blockIdx.y * 32
+    if top + y < a.shape[1] and left + x < a.shape[2]:
+        tile[y, x] = a[z, top + y, left + x]
+    cuda.syncthreads()  # the tile is complete
+    if left + y < out.shape[1] and top + x < out.shape[2]:
+        out[z, left + y, top + x] = tile[x, y]
+
+
+### END SOLUTION
+
+# %%
+check("transpose_each", transpose_each)

@@ -129,7 +129,3 @@ EQUIVALENT = {
     "type: float32(x.shape[1]) -> int32(x.shape[1])":
         "An int32 that is divided by becomes a float64 in Numba: the quotient is right, and slower to compute.",
 }
-
-AFTER = """
-Next: the exercises of **16 · Fusion and the transpose**.
-"""
