@@ -129,8 +129,8 @@ for name, ratio, rows in spoilt:
 # Rows with a mean of a thousand spreads are rare. But a kernel that is right for usual numbers and returns NaN for
 # others is hard to find in a model of a hundred layers.
 #
-# One formula needs a single pass and keeps its digits. Welford published it in 1962. It keeps the mean of the elements
-# so far and the sum of their squared differences from that mean, and corrects both with every element.
+# One formula needs a single pass and keeps its digits: *Welford's algorithm*, published in 1962. It keeps the mean of
+# the elements so far and the sum of their squared differences from that mean, and corrects both with every element.
 
 # %%
 from labkit.kernels.norm.layernorm import layernorm_welford_kernel

@@ -101,8 +101,6 @@ plots.ladder(ladder(TRANSPOSE))
 # ## What was implemented
 #
 # - a transpose in five rungs: naive, a tile, a padded tile, a swizzled tile, 128 bits at a time
-# - a residual addition folded into LayerNorm, with its sum kept or not
-# - GELU in both forms, as a kernel and in the epilogue of a product
 
 # %% [markdown]
 # ## What I learned

@@ -73,7 +73,7 @@ for name, least in (("add_layernorm", 12), ("residual_layernorm", 16)):
 # %% [markdown]
 # ## The cheapest kernel is none
 #
-# The other small kernel of a layer is its activation. GELU comes in two forms: BERT's is exact, GPT-2's has a tanh in
+# The other small kernel of a layer is its activation. *GELU* comes in two forms: BERT's is exact, GPT-2's has a tanh in
 # place of the error function.
 #
 # $$\frac{x}{2}\left(1 + \text{erf}\frac{x}{\sqrt{2}}\right) \qquad

@@ -244,8 +244,7 @@ show_source(unfused.scores_tiled_kernel)
 # launches ask of memory and caches, and how many do the three passes ask for?
 
 # %%
-from labkit import cuda
-from labkit._common.tables import PlainTable
+from labkit import cuda, table
 
 steps = unfused.AttentionInSteps(fused=True, tiled=True)
 out = cuda.to_device(np.full((S, 64), np.nan, np.float32))
@@ -257,8 +256,8 @@ print(f"{', '.join(names)}: largest error {error.max():.2f} of the allowed")
 matrix, row, tiles = 12 * 1024**2, 12 * 1024 * 64, 1024 // 64  # numbers: all scores; queries, keys or values; tiles
 asked = {"three passes": 1024 * 2 * row, "scores, in 64 x 64 tiles": 2 * tiles * row + matrix,
          "softmax, row in registers": 2 * matrix, "values, in 64 x 64 tiles": matrix + tiles * row + row}
-PlainTable("Asked of memory and caches, 1,024 tokens and 12 heads", ("", "MB"),
-           tuple((name, f"{4 * numbers / 1e6:,.0f}") for name, numbers in asked.items()))
+table([(name, 4 * numbers / 1e6) for name, numbers in asked.items()], {"": "", "MB": ",.0f"},
+      "Asked of memory and caches, 1,024 tokens and 12 heads")
 
 # %% [markdown]
 # The second program writes all scores, reads and writes them for softmax, and reads them once more. Still it asks for

@@ -52,17 +52,18 @@ print(f"limits: {limits.source}")
 #
 # ## One flat buffer
 #
-# The weights come as a single array. It holds twelve parameters, one after another.
+# The *weights*, the numbers that a model has learned, come as a single array. It holds twelve parameters, one after
+# another. A `Config` has the sizes of a whole GPT-2.
 
 # %%
-from labkit._common.tables import PlainTable
+from labkit import table
 from labkit.models.gpt2 import Config
 
-rows = [(name, " x ".join(f"{n:,}" for n in shape), f"{GPT2_SMALL.offsets[name]:,}")
-        for name, shape in GPT2_SMALL.parameters.items()]
-PlainTable("The buffer of a block", ("parameter", "shape", "begins at"), tuple(rows),
-           (f"{GPT2_SMALL.size:,} numbers; twelve blocks have {12 * GPT2_SMALL.size:,}.",
-            f"With its tables of tokens and positions, GPT-2 small has {Config().parameters:,}."))
+table([(name, " x ".join(f"{n:,}" for n in shape), GPT2_SMALL.offsets[name])
+       for name, shape in GPT2_SMALL.parameters.items()],
+      {"parameter": "", "shape": "", "begins at": ",d"}, "The buffer of a block",
+      note=f"{GPT2_SMALL.size:,} numbers; twelve blocks have {12 * GPT2_SMALL.size:,}. With its tables of tokens and "
+           f"positions, GPT-2 small has {Config().parameters:,}.")
 
 # %% [markdown]
 # The names are those of the files in which GPT-2 is published, which lesson 28 reads. `attn.c_attn` holds three linear
@@ -77,8 +78,8 @@ PlainTable("The buffer of a block", ("parameter", "shape", "begins at"), tuple(r
 # on a stream run in order, so nothing else is needed to keep them apart.
 #
 # `Kernels` says which launcher does what. Its `linear` is called with all that follows a product: `gelu=True`, or
-# `residual=x` for an addition. `separately` makes such a launcher out of three plain ones. Here is the block with 16
-# tokens: the real size of GPT-2 small, with random weights.
+# `residual=x` for an addition. `separately` makes such a launcher out of three plain ones. A `Workspace` holds the
+# arrays for the steps' outputs. Here is the block with 16 tokens: the real size of GPT-2 small, with random weights.
 
 # %%
 import numpy as np
@@ -279,7 +280,7 @@ yours.block_parity(ready).check()
 # - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": no_bias})`. Which step is named
 #   first? With the weights of a model whose biases are zero, would it be?
 #
-# The exercises for this lesson end with the first kernel of GPT-2, the embedding, which takes its place in a model that
-# comes with the course.
+# The exercises for this lesson end with the first kernel of GPT-2, the *embedding*, which looks up a row of numbers for
+# each token and takes its place in a model that comes with the course.
 #
 # Next: **a faster block**, with seven launches, memory that stays, and one graph.

@@ -99,8 +99,8 @@ agree(GPT2_BLOCK, ["block_fused"], sizes=({"S": 1}, {"S": 17}))
 # ## Memory that stays
 #
 # The article's code allocates its eight arrays in each call. On a GPU `cudaMalloc` goes through the driver, `cudaFree`
-# waits until the GPU has finished, and neither can be recorded in a graph. A `Workspace` is allocated once, for up to
-# so many tokens, and used for every call and every block.
+# waits until the GPU has finished, and neither can be recorded in a graph. A *workspace* (`Workspace` in the code) is
+# allocated once, for up to so many tokens, and used for every call and every block.
 
 # %%
 room, eight = Workspace(GPT2_SMALL, 1024), 4 * 1024 * (6 * 768 + 2304 + 3072)
@@ -245,14 +245,12 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 # Before you run the cell, put the five in order, once for 16 tokens and once for 4,096.
 
 # %%
-from labkit._common.tables import PlainTable
+from labkit import table
 
 times = pictures.recorded_times()
-rows = []
-for name, microseconds in times.items():
-    rows.append((name, *("not measured" if us is None else f"{us:,.1f}" for us in microseconds)))
-heads = ("", *(f"{tokens:,} tokens" for tokens in pictures.LENGTHS))
-PlainTable("One block: microseconds", heads, tuple(rows), ("Recorded on an NVIDIA H200.",))
+table([(name, *microseconds) for name, microseconds in times.items()],
+      {"": ""} | {f"{tokens:,} tokens": ",.1f" for tokens in pictures.LENGTHS}, "One block: microseconds",
+      note="Recorded on an NVIDIA H200.")
 
 # %%
 from labkit import plots

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 23 · Fusion: exercises
 #
-# Two exercises: a bias and a GELU in one kernel, and from a blank page a residual and a norm that read everything once.
-# `hint("bias_gelu")` gives a hint, and a second call a better one.
+# Two exercises: a bias and a GELU in one kernel, and from a blank page a residual and a norm that read everything
+# once. `hint("bias_gelu")` gives a hint, and a second call a better one.
 
 # %%
 import math

@@ -1,5 +1,5 @@
-"""Two exercises: a bias and a GELU in one kernel, and from a blank page a residual and a norm that read everything once.
-`hint("bias_gelu")` gives a hint, and a second call a better one.
+"""Two exercises: a bias and a GELU in one kernel, and from a blank page a residual and a norm that read everything
+once. `hint("bias_gelu")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

@@ -126,3 +126,12 @@ EXERCISE = KernelExercise(
         "a² + b² - 2ab in place of (a - b)²: between large numbers nearly all digits cancel": distances_by_products,
     },
 )
+
+EQUIVALENT = {
+    "call: cuda.shfl_xor_sync(4294967295, total, distance) -> cuda.shfl_down_sync(4294967295, total, distance)":
+        "Lane 0 alone stores, and it gets the same from shfl_down as from shfl_xor.",
+    "guard: if lane == 0: ... -> if not lane == 0: ...":
+        "After the butterfly all lanes hold the same sum, and each of the others stores it.",
+    "number: 4 -> 5":
+        "16, 8, 5, 2 and 1 reach each of the 32 lanes by xor in exactly one way, as 16, 8, 4, 2 and 1 do.",
+}

@@ -7,8 +7,8 @@ grid covers `a`; `cuda.blockIdx.z` is the number of the matrix.
 
 HINTS = ("Which rows and which columns of out does the block at blockIdx.x, blockIdx.y hold? And in which bank is "
          "tile[x, y] for the lanes x of a warp, if the rows of the tile have 32 elements?",
-         "Load along a row of a, wait, store along a row of out. The store needs a guard of its own, and the tile needs "
-         "rows of 33.",
+         "Load along a row of a, wait, store along a row of out. The store needs a guard of its own, and the tile "
+         "needs rows of 33.",
          "With left and top, where the tile begins in a: tile[y, x] = a[z, top + y, left + x], then after the barrier "
          "out[z, left + y, top + x] = tile[x, y], under left + y < out.shape[1] and top + x < out.shape[2].")
 POINTS = 3
@@ -45,8 +45,9 @@ from labkit.course.exercises import MOVED, Edit, KernelExercise, asks, of, unifo
 def _rows_both_ways(report) -> str | None:
     """Sizes are at least a tile; strided accesses on one side move four times as many sectors."""
     if report.coalescing <= 0.5:
-        return (f"Of the bytes in the {report.counts['sectors']:,} sectors that the warps move, {report.coalescing:.0%} "
-                "are asked for. Loads along the rows of `a` and stores along the rows of `out` ask for more than half.")
+        return (f"Of the bytes in the {report.counts['sectors']:,} sectors that the warps move, "
+                f"{report.coalescing:.0%} are asked for. Loads along the rows of `a` and stores along the rows of "
+                "`out` ask for more than half.")
     if conflicts := report.counts["bank_conflicts"]:
         return (f"Lanes of a warp wait for one another at the banks of shared memory {conflicts:,} times: give the "
                 "rows of the tile one element more than they need.")
@@ -65,7 +66,7 @@ EXERCISE = KernelExercise(
     reference=lambda a: a.transpose(0, 2, 1),
     inputs=lambda rng, B, R, C: (uniform(rng, B, R, C),),
     shape=lambda B, R, C: (B, C, R),
-    sizes=tuple({"B": B, "R": R, "C": C} for B, R, C in ((1, 1, 1), (2, 5, 3), (1, 32, 32), (2, 32, 40), (3, 33, 50))),
+    sizes=tuple({"B": B, "R": R, "C": C} for B, R, C in ((1, 1, 1), (2, 5, 3), (1, 32, 32), (2, 32, 40), (2, 65, 50))),
     launch=lambda B, R, C: ((-(-C // 32), -(-R // 32), B), (32, 32)),
     observe_sizes=({"B": 1, "R": 32, "C": 32}, {"B": 2, "R": 32, "C": 40}),
     demand=_rows_both_ways,
