@@ -110,7 +110,8 @@ climb(recorded, "coalesced")
 #
 # *Shared memory* is made for this. It is memory on the SM, which all threads of a block can read and write, and its
 # contents are gone when the block ends. The block goes along its rows of `a` and down its columns of `b` in square
-# *tiles*. It loads each tile once, and every thread reads what it needs from there.
+# *tiles*. It loads each tile once, and every thread reads what it needs from there. In a kernel, `cuda.shared.array`
+# reserves such memory.
 
 # %%
 pictures.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
@@ -256,8 +257,9 @@ rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_group
 agree(MATMUL, rungs)
 
 # %% [markdown]
-# With a tile of 16 a thread loads a sixteenth{{ if 1 / 16 == (4096 / 16) / 4096 }} as much from global memory, with a
-# tile of 32 a thirty-second{{ if 1 / 32 == (4096 / 32) / 4096 }}. How many times as fast do the two tiled kernels run?
+# With a tile of 16 a thread loads a sixteenth{{ if 1 / 16 == (4096 / 16) / 4096 }} as much from *global memory*, the
+# GPU's large memory that all blocks share, with a tile of 32 a thirty-second{{ if 1 / 32 == (4096 / 32) / 4096 }}. How
+# many times as fast do the two tiled kernels run?
 
 # %% tags=["hide-input"]
 table([(name, row.timing.p50, row.tflops) for name in ("coalesced", "tiled", "tiled_32")
@@ -322,9 +324,9 @@ table([("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132)
 pictures.block_orders()
 
 # %% [markdown]
-# This is the *grouped order* of Triton's tutorial on matrix multiplication: blocks go down the rows of a group, then to
-# the next column, and to the next group when a group is finished. Only the first lines of the kernel change, which
-# compute a block's place in `out` from its index.
+# This is the *grouped order* of the tutorial on matrix multiplication of Triton (lesson 17): blocks go down the rows of
+# a group, then to the next column, and to the next group when a group is finished. Only the first lines of the kernel
+# change, which compute a block's place in `out` from its index.
 
 # %%
 from labkit.kernels.matmul.float32 import place_in_groups
@@ -368,7 +370,7 @@ plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in ("b
 # %% [markdown]
 # The additions of lesson 05 are under the slope, where the roof is low for any kernel. The product is far to the right,
 # under the flat roof, and well below it. The best of these five rungs reaches
-# {{ row('matmul', 'tiled_32', H100).fraction:.0% }} of the peak. cuBLAS, NVIDIA's own library, reaches
+# {{ row('matmul', 'tiled_32', H100).fraction:.0% }} of the peak. *cuBLAS*, NVIDIA's own library, reaches
 # {{ row('matmul', 'PyTorch', H100).fraction:.0% }}: {{ words(cublas_ahead) }} times as much. If you have a GPU, this
 # cell times the rungs on it:
 

@@ -154,7 +154,8 @@ counters("register_blocked", "vectorized")
 #
 # In every kernel so far a block loads, waits, multiplies, waits. While it loads, its multiply-add units have nothing to
 # do, unless another block on the same SM happens to be multiplying. With a second pair of tiles the loads of the next
-# step can be under way during the products of this one. That is *double buffering*.
+# step can be under way during the products of this one. That is *double buffering*, the simplest *pipeline*: several
+# stages of the work are under way at once, each on another pair of tiles.
 
 # %%
 overlap()
@@ -190,9 +191,9 @@ counters("vectorized", "double_buffered",
 # ## Copies past the registers
 #
 # In *double_buffered* eight registers hold the next pair of tiles until shared memory is free. `cp.async` copies from
-# global to shared memory past the registers. A thread starts a copy and goes on; the hardware writes the element when
-# it arrives. Nothing is held meanwhile, so copies can run further ahead: three pairs of tiles form a ring, each of 16
-# steps of k.
+# global to shared memory past the registers; a kernel calls it as `ptx.cp_async_4`, where 4 is the number of bytes. A
+# thread starts a copy and goes on; the hardware writes the element when it arrives. Nothing is held meanwhile, so
+# copies can run further ahead: three pairs of tiles form a ring, each of 16 steps of k.
 
 # %%
 from labkit.kernels.matmul.float32_tiles import copy_pair
@@ -282,8 +283,9 @@ show_source(make_two_steps)
 
 # %% [markdown]
 # The kernel calls `two_steps` seven times in a row, with the steps 0, 2, 4 and so on, rather than in a loop. The
-# compiler does not unroll a loop of this size, and reading ahead cannot cross an iteration. Device functions are
-# inlined, so the calls cost nothing. Which wait does reading one step ahead shorten, and how much faster is the kernel?
+# compiler does not unroll a loop of this size, and reading ahead cannot cross an iteration. `two_steps` is a *device
+# function*, which kernels can call and Python cannot. It is inlined, so the calls cost nothing. Which wait does reading
+# one step ahead shorten, and how much faster is the kernel?
 
 # %%
 climb(recorded, "reads_ahead")
@@ -368,7 +370,7 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
 #
 # - Count instructions. One that is not a multiply-add delays one that is.
 # - A model of one limit leads straight into the next. By the loads, 16 × 16 was best; the registers ruled it out.
-# - There is little point in hiding a wait twice. The profiler's list of waits would have told me first.
+# - There is little point in hiding a wait twice. A profiler's list of waits (lesson 12) would have told me first.
 # - Change one thing at a time. Of four ideas that I had built together, one does more than the other three.
 #
 # ## Resources

@@ -14,8 +14,9 @@
 #
 # Lesson 07 ended near the limit of the multiply-add units. A multiply-add instruction of a warp does 64 flops. Each of
 # an SM's four schedulers also has a *tensor core*, which does thousands with one instruction. It multiplies two small
-# matrices and adds the product to a third. `mma.sync` m16n8k16 (M, N and K are in the name) multiplies 16 × 16 by
-# 16 × 8 elements in float16, two bytes each, and adds the product to 16 × 8 float32 accumulators.
+# matrices and adds the product to a third. `mma.sync` m16n8k16 (*mma* stands for matrix multiply-accumulate, and M, N
+# and K are in the name) multiplies 16 × 16 by 16 × 8 elements in *float16*, two bytes each, and adds the product to 16
+# × 8 float32 accumulators.
 
 # %%
 from labkit import measure, plots, show_source, table
@@ -178,8 +179,9 @@ counters("hand_blocked", "wide_copies", "ldmatrix")
 # {{ half['ldmatrix'] / half['wide_copies']:.1f }} times as fast, the largest factor of this ladder. Of
 # {{ wide.instructions / 1e9:.1f }} billion instructions {{ matrix.instructions / 1e9:.2f }} billion are left, and more
 # than a quarter{{ if MMAS / matrix.instructions > 1 / 4 }} of them multiply. The bank conflicts are gone, too, thanks
-# to the padding. The kernel now waits: {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} warps wait
-# for copies, for each that issues an instruction.
+# to the *padding*, the unused 16 bytes behind each row of a tile. The kernel now waits:
+# {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} warps wait for copies, for each that issues an
+# instruction.
 #
 # ## Larger tiles
 #
@@ -242,9 +244,10 @@ table([(name, profiled[name]["bank_conflicts"], how) for name, how in
 #
 # ## What the formats cost
 #
-# float16 has 11 bits of precision and a largest value of 65,504. bfloat16 has the range of float32 and 8 bits. TF32 has
-# that range and 11 bits. In all three the product of two values is exact and the accumulators are float32. So the error
-# comes from rounding the inputs, and NumPy can show it. Which of the three formats loses most accuracy?
+# float16 has 11 bits of precision and a largest value of 65,504. *bfloat16* has the range of float32 and 8 bits (lesson
+# 33). *TF32* has that range and 11 bits. In all three the product of two values is exact and the accumulators are
+# float32. So the error comes from rounding the inputs, and NumPy can show it. Which of the three formats loses most
+# accuracy?
 
 # %%
 import numpy as np

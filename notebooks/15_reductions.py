@@ -115,8 +115,9 @@ show_source(array_sum.sum_strided)
 
 # %% [markdown]
 # This step made Harris's kernel 2.33{{ quoted }} times as fast. But the figure also shows a new problem. Shared memory
-# has 32 banks, and element $i$ is in bank $i \bmod 32$ (lesson 07; in the figure there are four). With stride 16, the
-# threads of the first warp add to elements 0, 32, 64 and so on. How many of their accesses can be served together?
+# has 32 banks, and element $i$ is in bank $i \bmod 32$ (lesson 07; in the figure there are four). With a *stride* of 16
+# from one sum to the next, the threads of the first warp add to elements 0, 32, 64 and so on. How many of their
+# accesses can be served together?
 
 # %%
 counted("divergent", "strided")
@@ -311,8 +312,8 @@ plots.ladder(ladder(ARRAY_SUM) if device.on_gpu() else recorded, recorded)
 # %% [markdown]
 # ## The barrier that is missing in print
 #
-# Softmax and LayerNorm reduce twice in one kernel: a maximum and a sum, or a mean and a variance. For them the tree is
-# a device function that returns the total to every thread.
+# Softmax (lesson 16) and LayerNorm (lesson 21) reduce twice in one kernel: a maximum and a sum, or a mean and a
+# variance. For them the tree is a device function that returns the total to every thread.
 
 # %%
 show_source(reduce.block_reduce_sum)

@@ -135,7 +135,7 @@ for _ in range(300):
 print(f"largest relative difference from two passes: {worst:.1e}")
 
 # %% [markdown]
-# This is the *online* softmax of [Milakov and Gimelshein (2018)](https://arxiv.org/abs/1805.02867), and lesson 25
+# This is the *online softmax* of [Milakov and Gimelshein (2018)](https://arxiv.org/abs/1805.02867), and lesson 25
 # builds on it an attention that never stores its matrix of scores. In the kernel each thread keeps its own $m$ and $s$
 # while it reads its part of the row. `warp_merge` then joins those of a warp by shuffles, just as `join` does.
 

@@ -19,8 +19,8 @@
 # $$P = \text{softmax}(\text{scale} \cdot X + \text{mask})$$
 #
 # They are scaled, by $1/\sqrt{64} = {{ 1 / 64**0.5:.3f }}$ where queries are vectors of 64 elements. Some are hidden:
-# the mask adds $-\infty$ there, and $e^{-\infty} = 0$. And the softmax of lesson 16 turns each row into probabilities.
-# GPT-2 hides a token's future; that mask is called *causal*.
+# the *mask* adds $-\infty$ there, and $e^{-\infty} = 0$. And the softmax of lesson 16 turns each row into
+# probabilities. GPT-2 hides a token's future; that mask is called *causal*.
 
 # %%
 import numpy as np
@@ -35,9 +35,9 @@ from labkit.measure import ncu as counters
 pictures.masks()
 
 # %% [markdown]
-# *Padding* is for batches: sequences of different lengths are stored as if they had the same, and what is beyond the
-# end of a sequence is hidden. All three masks leave the first columns of a row visible, so all that a kernel needs is
-# one number per row: how many columns the row sees.
+# *Padding* is for *batches*, several sequences that are computed in one pass: sequences of different lengths are stored
+# as if they had the same, and what is beyond the end of a sequence is hidden. All three masks leave the first columns
+# of a row visible, so all that a kernel needs is one number per row: how many columns the row sees.
 
 # %% [markdown]
 # ## Three kernels

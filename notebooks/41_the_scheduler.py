@@ -16,8 +16,9 @@
 # computes a token for one sequence or for a hundred, so a step should compute tokens of many requests. The *scheduler*
 # decides which sequences run in a step and how many tokens of each are computed, and it gives them pages.
 #
-# Here five requests arrive together, in an engine that records what its scheduler does. Each is to write forty tokens,
-# and there are 64 pages of 16 tokens. A step computes at most 32 tokens, so two prompts wait for the second step.
+# Here five requests arrive together, in an engine whose `RecordingScheduler` keeps what it decides, and whose
+# `ModelRunner` runs the model on the device. Each is to write forty tokens, and there are 64 pages of 16 tokens. A step
+# computes at most 32 tokens, so two prompts wait for the second step.
 
 # %%
 from labkit import agree, show_source, table
@@ -127,8 +128,8 @@ pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_b
 # ## One step as data
 #
 # What does the model get? A few arrays: the ids of the tokens, the position of each in its sequence, the *slot* in the
-# cache for its keys and values. This is the step that we have just followed. One of the ids is negative. Which
-# sequence's token has a negative id, and why?
+# cache for its keys and values. A `BatchBuilder` writes them. This is the step that we have just followed. One of the
+# ids is negative. Which sequence's token has a negative id, and why?
 
 # %%
 from labkit.engine.batch import BatchBuilder
@@ -186,7 +187,7 @@ pictures.requests_over_steps(small.engine.scheduler.history, pages=10, title="Wi
 
 # %% [markdown]
 # The *youngest*. It returns all of its pages and waits. When there are enough pages again, its prompt and the output so
-# far are computed again, as if together they were a prompt. This is *preemption by recomputation*. A few large chunks
+# far are computed again, as if together they were a prompt. This is *preemption* by recomputation. A few large chunks
 # need far fewer steps than these tokens took the first time, and pages that were not given to others in the meantime
 # are used again. In the source it is the call of `_make_pages`:
 

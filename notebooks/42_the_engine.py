@@ -28,7 +28,8 @@ table([(output.prompt, output.outputs[0].text) for output in outputs], ["prompt"
 # %% [markdown]
 # ## The loop of a step
 #
-# `generate` adds its requests and then calls `engine.step()` until none is left. The heart of a step is this method:
+# `generate` adds its requests and then calls `engine.step()` until none is left. The heart of a step is this method of
+# the engine, `LLMEngine`:
 
 # %%
 from labkit.engine.llm_engine import LLMEngine
@@ -214,8 +215,8 @@ table(rows, ["", "preemptions", "text of the last request"])
 #
 # Text should be shown while it is written. That has two catches. A token stands for a few *bytes*, and a character of
 # several bytes may be spread over several tokens. And a stop string may begin in one token and end in another, so
-# nothing may be shown that could still become a part of it. With the stop string `STOP`, for which of these tokens is
-# nothing new shown?
+# nothing may be shown that could still become a part of it. A `Detokenizer` sees to both. With the stop string `STOP`,
+# for which of these tokens is nothing new shown?
 
 # %%
 from labkit.engine.detokenizer import Detokenizer

@@ -79,8 +79,8 @@ if http:
 #
 # ## One thread owns the engine
 #
-# A server has hundreds of connections, and the engine is not made for hundreds of callers. So one thread owns it and
-# does nothing but this:
+# A server has hundreds of connections, and the engine is not made for hundreds of callers. So one thread owns it, an
+# `EngineThread`, and does nothing but this:
 
 # %%
 from labkit.serve.engine_thread import EngineThread
@@ -148,8 +148,8 @@ processes.close()  # the server lets running requests end, and stops
 #
 # $$t = \max(t_\text{weights},\; \text{rows} \cdot t_\text{row}) + \text{tokens in the cache} \cdot t_\text{cached}$$
 #
-# The three times on the right are fitted to steps that were recorded on the H200. How far off is a model with three
-# numbers, for steps and for a whole run?
+# The three times on the right, a `StepCost`, are fitted to steps that were recorded on the H200. How far off is a model
+# with three numbers, for steps and for a whole run?
 
 # %%
 decode, prefill, runs = (measure.recorded_series(name, gpu="NVIDIA H200")
@@ -206,9 +206,10 @@ pictures.curves(budgets, {
 # ## Who is next?
 #
 # Our scheduler admits requests in the order of their arrival: FIFO. Below are 300 requests that at times arrive faster
-# than they can be served. *Shortest first* admits the request with the shortest prompt. In the third policy a request
-# also moves ahead while it waits: a prompt that is a thousand tokens shorter counts as much as twenty milliseconds of
-# waiting. Which dots, short prompts or long ones, will move up, and which down?
+# than they can be served, and a `ChoosingScheduler`, which takes the policy as an argument. *Shortest first* admits the
+# request with the shortest prompt. In the third policy a request also moves ahead while it waits: a prompt that is a
+# thousand tokens shorter counts as much as twenty milliseconds of waiting. Which dots, short prompts or long ones, will
+# move up, and which down?
 
 # %%
 policies = {"FIFO": lambda prompts, waited: 0, "Shortest first": lambda prompts, waited: prompts.argmin(),

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 15 · Reductions: exercises
 #
-# Three exercises: a reduction by shuffles, a prediction, and a barrier that is missing. `hint("row_range")` gives a hint,
-# and a second call a better one.
+# Four exercises: a reduction by shuffles, a prediction, a barrier that is missing, and a kernel from a blank page.
+# `hint("row_range")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -144,3 +144,36 @@ def centre(x, out):
 
 # %%
 check("centre", centre)
+
+# %% [markdown]
+# ## 4 · From a blank page: distances
+#
+# $$\text{out}_r = \sqrt{\sum_c (a_{r,c} - b_{r,c})^2}$$
+#
+# Write `distances(a, b, out)`: for each row of `a`, its distance from the same row of `b`. Both are (R, C), `out` has R
+# elements. A block has 64 threads, which are two warps, and each warp takes a row, of any length. `math.sqrt` works in a
+# kernel.
+
+# %%
+distances = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def distances(a, b, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < a.shape[0]:  # the same for all lanes of a warp
+        total = float32(0.0)
+        for col in range(lane, a.shape[1], 32):
+            difference = a[row, col] - b[row, col]
+            total += difference * difference
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
+        if lane == 0:
+            out[row] = math.sqrt(total)
+
+
+### END SOLUTION
+
+# %%
+check("distances", distances)

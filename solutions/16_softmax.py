@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · Softmax: exercises
 #
-# Two exercises: the rule of online softmax on its own, and a kernel from a blank page that uses it. `hint("join_parts")`
-# gives a hint, and a second call a better one.
+# Three exercises: a prediction, the rule of online softmax on its own, and a kernel from a blank page that uses it.
+# `hint("join_parts")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -13,7 +13,33 @@ from numba import float32
 from labkit import check, cuda, hint
 
 # %% [markdown]
-# ## 1 · Join the parts
+# ## 1 · Predict: a maximum that grows
+#
+# On paper, and in float32, where e^x is infinite from x = 89 on and 0 from x = -104 on:
+#
+# - `infinite`: the row is 100, 90, 50, -60. If nothing is subtracted, how many of its exponentials are infinite?
+# - `zeros`: how many are 0 once the maximum of that row is subtracted?
+# - `corrections`: one thread of the online kernel goes along 3, 1, 4, 1, 5, 9, 2, 6. How many times does it multiply its
+#   sum by a factor? It begins with the lowest float32 as the maximum and 0 as the sum.
+# - `exponentials`: how many exponentials does it compute on the way?
+
+# %%
+infinite = None  # of the row 100, 90, 50, -60, with nothing subtracted
+zeros = None  # of the same row, with its maximum subtracted
+corrections = None  # along 3, 1, 4, 1, 5, 9, 2, 6
+exponentials = None  # computed along the same elements
+### BEGIN SOLUTION
+infinite = 2  # of 100 and 90
+zeros = 1  # of -60 - 100
+corrections = 4  # at 3, 4, 5 and 9
+exponentials = 12  # one for each element, and one for each correction
+### END SOLUTION
+
+# %%
+check("predict_running", infinite=infinite, zeros=zeros, corrections=corrections, exponentials=exponentials)
+
+# %% [markdown]
+# ## 2 · Join the parts
 #
 # A row was cut into parts. For part $i$ you know the largest element $m_i$, `largest[i]`, and the sum of $e^{x - m_i}$
 # over its elements, `totals[i]`. Return both values for the whole row, as an array of two. For example, the parts (1, 3,
@@ -37,7 +63,7 @@ def join_parts(largest, totals):
 check("join_parts", join_parts)
 
 # %% [markdown]
-# ## 2 · From a blank page: log of the sum of exponentials
+# ## 3 · From a blank page: log of the sum of exponentials
 #
 # $$\text{out}_r = \log \sum_c e^{x_{r,c}}$$
 #

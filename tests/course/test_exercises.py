@@ -72,10 +72,15 @@ def test_answers_pass_and_skeletons_fail_on_a_gpu(name):
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_every_chapter_climbs_from_one_line_to_a_blank_page(name):
-    """At least three exercises, a prediction and a blank page among them."""
+    """Both a prediction and a blank page where there are three exercises or more. A lesson that was split off a longer
+    one has a single idea, for which one of both and a second exercise are enough."""
     (chapter,) = COURSE.pick([name])
     entries = COURSE.exercises_of(chapter)
-    assert len(entries) >= 3
-    assert any(EXERCISES[entry.name].kind == "predict" for entry in entries)
     skeletons = [cell.source for cell in workbook.to_notebook(COURSE, chapter).cells]
-    assert any(f"{entry.name} = None" in source for entry in entries for source in skeletons)
+    has_prediction = any(EXERCISES[entry.name].kind == "predict" for entry in entries)
+    has_blank_page = any(f"{entry.name} = None" in source for entry in entries for source in skeletons)
+    assert len(entries) >= 2
+    assert has_prediction or has_blank_page
+    if len(entries) > 2:
+        assert has_prediction
+        assert has_blank_page

@@ -1,6 +1,6 @@
 """
-Three exercises: a reduction by shuffles, a prediction, and a barrier that is missing. `hint("row_range")` gives a hint,
-and a second call a better one.
+Four exercises: a reduction by shuffles, a prediction, a barrier that is missing, and a kernel from a blank page.
+`hint("row_range")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

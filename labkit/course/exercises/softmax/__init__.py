@@ -1,6 +1,6 @@
 """
-Two exercises: the rule of online softmax on its own, and a kernel from a blank page that uses it. `hint("join_parts")`
-gives a hint, and a second call a better one.
+Three exercises: a prediction, the rule of online softmax on its own, and a kernel from a blank page that uses it.
+`hint("join_parts")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math
