@@ -67,7 +67,7 @@ def test_every_extra_that_readme_names_exists():
 
 
 # What CONTRIBUTING's recipes make: no file of it is there.
-MADE = ("relu", "bigram", "ch39", "clamp_below")
+MADE = ("relu", "bigram", "clamp_below")
 
 
 def test_every_file_that_contributing_names_exists():

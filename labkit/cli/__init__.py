@@ -1,8 +1,8 @@
-"""The `labkit` command: one file of commands for each audience. Each command imports what it needs when it runs, so
-`labkit --help` is quick.
+"""The `labkit` command, with one file of commands for each audience. Commands import what they need when they run, so
+that `labkit --help` is quick.
 
-Exit codes: 0 all well; 1 a lesson failed, an exercise is not passed, a notebook is stale or a fault was found; 2 wrong
-use; 130 stopped by Ctrl-C.
+Exit codes: 0 success; 1 a lesson failed, an exercise is not passed, a notebook is stale or a fault was found; 2 wrong
+usage; 130 stopped by Ctrl-C.
 """
 
 from typing import Annotated
@@ -14,7 +14,7 @@ from labkit.cli import authors, doctor, exercises, grade, lessons, measure, mode
 from labkit.cli.shared import friendly, guarded
 
 app = typer.Typer(
-    help="Write GPU kernels in Python. A course and a library that run on an NVIDIA GPU, and without one too.",
+    help="Write GPU kernels in Python. A course and a library that run with or without an NVIDIA GPU.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,13 +24,13 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False):
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False):
     if version:
         print(f"labkit {__version__}")
         raise typer.Exit
 
 
-# In the order of the help, which is that of a learner's day.
+# In the order of the help, which follows a learner's day.
 COMMANDS = (
     lessons.run, lessons.site, lessons.build, lessons.learn,
     sentences.search,
@@ -44,7 +44,7 @@ for command in COMMANDS:
     app.command(context_settings=SETTINGS.get(command))(friendly(command))
 
 
-# For who writes exercises.
+# For authors of exercises.
 authors_app = typer.Typer(help="For authors: are the checks of the exercises strict enough?", no_args_is_help=True)
 authors_app.command()(friendly(authors.mutate))
 app.add_typer(authors_app, name="exercises")

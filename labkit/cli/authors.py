@@ -11,14 +11,14 @@ from labkit.cli.shared import consoles, fail, progress_bar
 
 def mutate(
     which: Which = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Mutants of each answer.")] = 30,
-    all_: Annotated[bool, typer.Option("--all", help="Every mutant there is, thousands of them.")] = False,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes. As many as cores.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Mutants per answer.")] = 30,
+    all_: Annotated[bool, typer.Option("--all", help="Try every mutant; there are thousands.")] = False,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; by default one per core.")] = None,
 ):
-    """Change each answer in many small ways: check must reject every mutant.
+    """Make many small changes to each answer: check must reject every mutant.
 
-    A survivor is a hole in the check, which data/mutants.toml lists, or equivalent to the answer: then EQUIVALENT in
-    the exercise's file says why. Leaves with code 1 if one survives that is in neither.
+    A mutant that survives is either a hole in the check, listed in data/mutants.toml, or equivalent to the answer, in
+    which case EQUIVALENT in the exercise's file says why. Exits with code 1 if one survives that is in neither.
     """
     from rich.markup import escape
 
@@ -56,7 +56,7 @@ def mutate(
                     for mutant in ledger.update(path, name, results, equivalent[name]):
                         console.print(f"rejected  {name}  {escape(mutant)}  (EQUIVALENT names it)", soft_wrap=True)
     except KeyboardInterrupt:
-        fail(f"Stopped. The exercises that were finished are in {paths.shown(path)}.", code=130)
+        fail(f"Stopped. The finished exercises are in {paths.shown(path)}.", code=130)
     console.print(f"{tested} mutants of {len(names)} answers: {tested - survived} rejected, {survived} survived, "
                   f"{new} of them not known.", soft_wrap=True)
     if new:

@@ -12,7 +12,7 @@ from labkit.cli.shared import consoles, say_next
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ):
-    """Say what this machine has, which device labkit uses and why, and how to mend what is wrong."""
+    """Show what this machine has, which device labkit uses and why, and how to fix any problems."""
     from labkit.course import next_step
     from labkit.course import registry as courses
     from labkit.device import doctor as physician
@@ -20,7 +20,7 @@ def doctor(
     console, _ = consoles()
     code = physician.main(console, as_json=as_json)
     if not as_json:
-        with contextlib.suppress(UserError):  # apart from a checkout there is no course to go on with
-            say_next(console, "mend the first error above, then: labkit doctor" if code
+        with contextlib.suppress(UserError):  # without a checkout there is no course to continue
+            say_next(console, "fix the first error above, then: labkit doctor" if code
                      else next_step.following(courses.load()))
     raise typer.Exit(code)

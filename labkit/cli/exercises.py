@@ -11,13 +11,13 @@ from labkit._common.errors import UserError
 from labkit.cli.shared import Device, choose_device, complain, consoles, fail, learners_course, say, say_next
 
 Which = Annotated[
-    str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. All when left out.")
+    str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter or an exercise. All of them by default.")
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")]
 
 
 def find_exercises(course, name: str | None):
-    """(chapters, the one exercise or None) for nothing, a chapter's number or name, or an exercise's name."""
+    """Return (chapters, the exercise or None) for None, a chapter's number or name, or an exercise's name."""
     from labkit.course.registry import CourseError
 
     if not course.exercises:
@@ -27,7 +27,7 @@ def find_exercises(course, name: str | None):
     entry = next((entry for entry in course.exercises if entry.name == name), None)
     if entry:
         return (entry.chapter,), entry
-    chapters = course.pick([name], or_exercise=True)  # of an earlier name there may be several
+    chapters = course.pick([name], or_exercise=True)  # an earlier name can match several
     with_exercises = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
     if not with_exercises:
         raise CourseError(f"chapter {chapters[0].number} has no exercises")
@@ -36,26 +36,26 @@ def find_exercises(course, name: str | None):
 
 def check(
     which: Annotated[
-        str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. What you have written to so "
-                                                             "far when left out.")
+        str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter or an exercise. By default, the ones you "
+                                                             "have started.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every exercise, begun or not.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Check every exercise, started or not.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
     play: Annotated[
-        bool, typer.Option("--play", help="Also write a page that plays what fails, step by step, and open it.")
+        bool, typer.Option("--play", help="Also write a page that steps through a failing kernel, and open it.")
     ] = False,
     device: Device = None,
 ):
-    """Run your exercises (work/exercises/NN_topic.ipynb, as saved) and say what is right and what is wrong.
+    """Run your exercises (work/exercises/NN_topic.ipynb, as saved) and explain what is right and what is wrong.
 
-    Exits with 0 if every exercise that it ran is passed, with 1 if one is not or there was nothing to run, and with 2
-    if a notebook cannot be read.
+    Exits with 0 if every exercise it ran is passed, with 1 if one is not or there was nothing to run, and with 2 if a
+    notebook cannot be read.
     """
     from labkit.course import next_step
     from labkit.course.registry import CourseError
 
     if everything and which is not None:
-        raise UserError(f"--all and {which!r} exclude each other")
+        raise UserError(f"use either --all or {which!r}, not both")
     console, errors = consoles()
     course = learners_course(errors if as_json else console)
     chapters, entry = find_exercises(course, which)
@@ -67,12 +67,12 @@ def check(
             names = begun(course, chapter) if which is None and not everything else entry and (entry.name,)
             if names != ():
                 results += check_chapter(console, course, chapter, names, as_json, play)
-        except CourseError as error:  # the other chapters are checked all the same
+        except CourseError as error:  # check the other chapters anyway
             complain(str(error))
             damaged = True
             continue
         if names == () and not as_json:
-            console.print(f"{chapter.number}  {chapter.title}: not begun", style="dim", markup=False, soft_wrap=True)
+            console.print(f"{chapter.number}  {chapter.title}: not started", style="dim", markup=False, soft_wrap=True)
     if as_json:
         import json
 
@@ -96,7 +96,7 @@ def check(
 
 
 def begun(course, chapter) -> tuple[str, ...]:
-    """The exercises of a chapter for which the learner has written something."""
+    """Return the exercises of a chapter that the learner has written something for."""
     from labkit.course import copies
     from labkit.course.notebooks import edited
 
@@ -107,18 +107,18 @@ def begun(course, chapter) -> tuple[str, ...]:
 
 
 def show_players(console, players):
-    """Open the page of the exercise that failed; of several, they are named in the verdicts."""
+    """Open the page of the exercise that failed; if there are several, the verdicts name them."""
     written = [path for path in players if path]
     if not written:
-        console.print("There is nothing to play: no kernel failed whose threads can be watched.")
+        console.print("There is nothing to play: no failing kernel has threads that can be watched.")
     elif len(written) == 1 and console.is_terminal:
         import webbrowser
         webbrowser.open(Path(written[0]).resolve().as_uri())
 
 
 def check_chapter(console, course, chapter, only, quiet: bool, play: bool = False):
-    """Run the learner's copy of one notebook; each verdict is shown as it comes. only: the names of the exercises to
-    check, None for all. play: the pages of what fails go to .labkit/play."""
+    """Run the learner's copy of a notebook, showing each verdict as it comes. only: the names of the exercises to
+    check, None for all. play: write pages for failing kernels to .labkit/play."""
     from labkit.course import copies, progress, registry
     from labkit.course import workbooks as workbook
 
@@ -140,7 +140,7 @@ def check_chapter(console, course, chapter, only, quiet: bool, play: bool = Fals
 
 
 def result_text(course, result):
-    """A verdict as the terminal shows it."""
+    """Return a verdict as the terminal shows it."""
     from rich.text import Text
 
     from labkit.course.check.verdict import Verdict
@@ -153,7 +153,7 @@ def result_text(course, result):
 
 
 def watch(which: Which = None, device: Device = None):
-    """Check your exercises again whenever you save their notebook. Ctrl-C ends it."""
+    """Check your exercises again each time you save their notebook. Ctrl-C stops it."""
     import time
 
     from labkit.course import copies, next_step
@@ -184,7 +184,7 @@ def watch(which: Which = None, device: Device = None):
             snapshot = saved(chapter)
             if snapshot is None or snapshot == last_saved[chapter]:
                 continue
-            if pending.get(chapter) != snapshot:  # it may be half written: look again
+            if pending.get(chapter) != snapshot:  # it may be half written: check again
                 pending[chapter] = snapshot
                 continue
             last_saved[chapter] = snapshot
@@ -202,10 +202,10 @@ def watch(which: Which = None, device: Device = None):
 def hint(
     name: Name,
     tier: Annotated[
-        int | None, typer.Option("--tier", help="1, 2 or 3. Left out: the next one that you have not seen.")
+        int | None, typer.Option("--tier", help="1, 2 or 3. By default, the next one you have not seen.")
     ] = None,
 ):
-    """Show a hint. Each time you ask, it tells more."""
+    """Show a hint. Each further hint gives away more."""
     from rich.text import Text
 
     from labkit.course import next_step, progress
@@ -220,12 +220,12 @@ def reset(
     which: Annotated[str | None, typer.Argument(metavar="[NAME|NN]", help="An exercise, or a chapter.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every exercise.")] = False,
 ):
-    """Put an exercise back as it was given. What was there is kept in .labkit/backups. Progress is kept, too."""
+    """Restore the original version of an exercise. Your version moves to .labkit/backups; your progress stays."""
     from labkit.course import next_step, registry
     from labkit.course import workbooks as workbook
 
     if (which is None) != all_:
-        fail("say which exercise or chapter, or --all", code=2)
+        fail("name an exercise or a chapter, or use --all", code=2)
     console, _ = consoles()
     course = learners_course(console)
     chapters, entry = find_exercises(course, which)
@@ -236,13 +236,13 @@ def reset(
             description = f"{entry.name} in {description}"
         console.print(f"reset   {description}")
         if backup:
-            console.print(f"        what was there is kept as {paths.shown(backup, course.root)}")
-    console.print("If the notebook is open in JupyterLab, reload it from disk (File menu) before you go on.")
+            console.print(f"        your version is kept as {paths.shown(backup, course.root)}")
+    console.print("If the notebook is open in JupyterLab, reload it from disk (File menu) before you continue.")
     say_next(console, next_step.to_do(entry or course.exercises_of(chapters[0])[0]))
 
 
-def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False):
-    """Show what you have passed, chapter by chapter."""
+def progress(as_json: Annotated[bool, typer.Option("--json", help="Print the progress as JSON.")] = False):
+    """Show which exercises you have passed, chapter by chapter."""
     from labkit.course import next_step
     from labkit.course import progress as memory
 
@@ -285,7 +285,7 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as J
 
 def solution(
     name: Name,
-    give_up: Annotated[bool, typer.Option("--give-up", help="Show it before the exercise is passed.")] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Show it before you have passed the exercise.")] = False,
 ):
     """Show the answer to an exercise that you have passed."""
     from rich.syntax import Syntax
@@ -297,10 +297,10 @@ def solution(
     course = learners_course(errors)
     entry = course.exercise(name)
     if entry.file.solution is None:
-        fail(f"The answer to {name} was not given out.", code=1)
+        fail(f"The answer to {name} is not included in this copy.", code=1)
     if name not in memory.read(course)["passed"]:
         if not give_up:
-            fail(f"{name} is not passed yet. Try: labkit hint {name}. To see the answer all the same: "
+            fail(f"You have not passed {name} yet. Try: labkit hint {name}. To see the answer anyway: "
                  f"labkit solution {name} --give-up", code=1)
         memory.shown(course, name)
     code = entry.file.solution.answer

@@ -10,31 +10,31 @@ from labkit.cli.shared import consoles
 
 
 def grade(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The submissions: a folder or a .zip, as nbgrader, "
-                                           "Moodle, Canvas or GitHub Classroom export them.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where scores and pages go.")] = Path("grades"),
-    chapter: Annotated[list[str] | None, typer.Option("--chapter", metavar="NN", help="Grade this chapter's exercises "
-                                                      "only; may be given several times.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The submissions: a folder or a .zip, as exported by "
+                                           "nbgrader, Moodle, Canvas or GitHub Classroom.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write the results.")] = Path("grades"),
+    chapter: Annotated[list[str] | None, typer.Option("--chapter", metavar="NN", help="Grade only this chapter's "
+                                                      "exercises; can be repeated.")] = None,
     roster: Annotated[Path | None, typer.Option("--roster", metavar="FILE", help="A CSV with the columns id, name, "
-                                                "email: who is missing is then listed.")] = None,
-    similar: Annotated[bool, typer.Option("--similar", help="Write similar.html and similar.txt, too: pairs of "
-                                          "answers that are alike but for names, order and constants. No score "
-                                          "changes.")] = False,
-    gradebook: Annotated[bool, typer.Option("--gradebook", help="Write nbgrader's gradebook.db, too.")] = False,
+                                                "email; used to list missing students.")] = None,
+    similar: Annotated[bool, typer.Option("--similar", help="Also write similar.html and similar.txt: pairs of "
+                                          "answers that differ only in names, order and constants. Scores do not "
+                                          "change.")] = False,
+    gradebook: Annotated[bool, typer.Option("--gradebook", help="Also write nbgrader's gradebook.db.")] = False,
     scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use this dask cluster, such "
                                                   "as tcp://host:8786.")] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Answers graded at a time; one for each core "
-                                         "unless given.")] = 0,
-    secret: Annotated[Path | None, typer.Option("--secret", "--seed-file", metavar="FILE", help="What inputs are drawn "
-                                                "from; made on first use.")] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Answers to grade in parallel; by default one "
+                                         "per core.")] = 0,
+    secret: Annotated[Path | None, typer.Option("--secret", "--seed-file", metavar="FILE", help="The secret from which "
+                                                "inputs are drawn; created on first use.")] = None,
     isolation: Annotated[str, typer.Option("--isolation", help="auto, namespaces, bwrap or limits.")] = "auto",
 ):
-    """Grade a class: every exercise of every submission, each in a process that can reach nothing.
+    """Grade a class: every exercise of every submission, each in an isolated process.
 
-    The names at the top of FOLDER say whose a file is, and nothing inside a student's folder does. What a function
-    launches is observed as kernels are; what cannot be observed gets no points and says why. The class's page ends with
-    notes, one line for each kind and student. Interrupted, the same command goes on where it stopped. Leaves with code
-    1 if an answer could not be graded.
+    Only the names at the top of FOLDER decide whose file is whose; names inside a student's folder do not. Launches
+    made by a function are observed like kernels; anything that cannot be observed gets no points, and the page says
+    why. The class's page ends with notes, one line for each kind and student. If interrupted, the same command resumes.
+    Exits with code 1 if an answer could not be graded.
     """
     import functools
     import importlib.util
@@ -56,7 +56,7 @@ def grade(
     os.environ["LABKIT_DEVICE"] = "cpu"  # the same verdicts on every machine
     course = courses.load()
     if workers < 0:
-        raise UserError(f"--workers is {workers}; it must be 1 or more, or 0 for one on each core")
+        raise UserError(f"--workers is {workers}; it must be 1 or more, or 0 for one per core")
     allowed = ("auto", *sandbox.ISOLATIONS)
     if isolation not in allowed:
         raise UserError(f"--isolation {isolation} is not known; allowed are {', '.join(allowed)}")
@@ -81,10 +81,10 @@ def grade(
     if isolation == "auto":
         isolation = sandbox.best_isolation()
         if isolation == "limits":
-            raise UserError("this system offers no namespaces, so an answer could read the references and what you can "
-                            "read. Install bubblewrap (bwrap), or accept it with --isolation limits")
+            raise UserError("this system offers no namespaces, so an answer could read the references and anything you "
+                            "can read. Install bubblewrap (bwrap), or accept that with --isolation limits")
     elif not sandbox.works(isolation):
-        raise UserError(f"--isolation {isolation} does not work on this system; here works "
+        raise UserError(f"--isolation {isolation} does not work on this system; use "
                         f"{sandbox.best_isolation()}")
     isolation_text = sandbox.describe(isolation, os.geteuid() == 0 and isolation != "bwrap")
     if isolation == "limits":
@@ -115,7 +115,7 @@ def grade(
     if similar:
         pairs = similarity.pairs_of_class(course, collected, tasks)
         feedback.write_similar(out, pairs)
-        console.print(f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of answers are alike: {out}/similar.html",
+        console.print(f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of similar answers: {out}/similar.html",
                       markup=False)
     if gradebook:
         feedback.write_gradebook(out / "gradebook.db", rows)

@@ -16,19 +16,19 @@ from labkit._common import paths
 from labkit.cli.shared import Device, choose_device, consoles, fail, learners_course, progress_bar, say, say_next
 
 Lessons = Annotated[
-    list[str] | None, typer.Argument(metavar="[NN]...", help="Lessons, such as 01 or 04. All of them when left out.")
+    list[str] | None, typer.Argument(metavar="[NN]...", help="Lessons, such as 01 or 04. All of them by default.")
 ]
 
 
 def run(
     lessons: Lessons = None,
     device: Device = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the site in a browser at the end.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the site in a browser when done.")] = False,
 ):
-    """Execute the lessons on this machine and write the site build/site.
+    """Execute the lessons on this machine and write the site to build/site.
 
-    The lessons are those of notebooks/*.py; what you changed in a notebook is yours and is not run. Without a GPU
-    several run at a time. A failing lesson does not stop the others. The table at the end says what passed.
+    This runs the lessons in notebooks/*.py; it does not run changes that you made in a notebook. Without a GPU, several
+    run in parallel. A failing lesson does not stop the others. The table at the end shows what passed.
     """
     from rich.markup import escape
 
@@ -68,7 +68,7 @@ def run(
         index = site.write(course)
     except KeyboardInterrupt:
         summary = f"{len(ended)} finished {'lesson is' if len(ended) == 1 else 'lessons are'} kept in build/lessons"
-        fail(f"Stopped. What ran was shut down; {summary}; the site was left as it was.", code=130)
+        fail(f"Stopped. Running lessons were shut down; {summary}; the site is unchanged.", code=130)
     results = list(zip(chosen, results, strict=True))
 
     console.print()
@@ -81,32 +81,32 @@ def run(
     from labkit.course import next_step
 
     failed = [chapter for chapter, result in results if not result.passed]
-    say_next(console, f"mend lesson {failed[0].number}, then: labkit run {failed[0].number}" if failed
+    say_next(console, f"fix lesson {failed[0].number}, then: labkit run {failed[0].number}" if failed
              else next_step.following(course))
     if not all(result.passed for _, result in results):
         raise typer.Exit(1)
 
 
 def compile_kernels(console) -> None:
-    """The kernels that the lessons will launch, side by side: each lesson alone would compile its own one by one."""
+    """Compile the kernels of the lessons in parallel: each lesson by itself would compile its own one by one."""
     with console.status("Looking for kernels that are not compiled yet") as status:
 
         def progress(done: int, of: int) -> None:
-            status.update(f"Compiling kernels side by side, {done} of {of}")
+            status.update(f"Compiling kernels in parallel, {done} of {of}")
 
         try:
             from labkit.measure import ops
 
             compiled = ops.compile_ahead(progress)
-        except Exception as error:  # the lessons compile what they need, one after the other
+        except Exception as error:  # the lessons compile what they need, one by one
             console.print(f"Kernels are compiled by each lesson: {type(error).__name__}: {error}", markup=False)
             return
     if compiled:
-        console.print(f"Compiled {compiled} kernels, which are kept for the next time.")
+        console.print(f"Compiled {compiled} kernels, which are cached for next time.")
 
 
 def line_of(chapter, result):
-    """One line for a lesson that has ended."""
+    """Return a line for a finished lesson."""
     from rich.text import Text
 
     from labkit.course.lessons import show_time
@@ -144,11 +144,11 @@ def results_table(results):
 def site(
     repository: Annotated[
         str | None,
-        typer.Option("--repository", metavar="URL", help="The repository's address on GitHub, for links and for "
-                     "Colab's badges, if not the one in pyproject.toml."),
+        typer.Option("--repository", metavar="URL", help="The repository's address on GitHub, for links and "
+                     "Colab badges; by default the one in pyproject.toml."),
     ] = None,
 ):
-    """Write the site build/site from the notebooks as they are built, ready for GitHub Pages. Executes nothing.
+    """Write the site to build/site from the built notebooks, ready for GitHub Pages, without executing anything.
 
     labkit run writes the same site with this machine's results.
     """
@@ -167,8 +167,8 @@ def site(
                             on_page=lambda done, of: bar.update(task, completed=done))
     without = [chapter.number for chapter in course.chapters if not pages.shipped(chapter)]
     if without:
-        errors.print(f"[yellow]-[/] {len(without)} without results, since their notebooks are stale or missing: labkit "
-                     f"build {' '.join(without)}", soft_wrap=True)
+        errors.print(f"[yellow]-[/] {len(without)} have no results, because their notebooks are stale or missing: "
+                     f"labkit build {' '.join(without)}", soft_wrap=True)
     broken = pages.broken_links(index.parent)
     for problem in broken:
         errors.print(f"[red]-[/] {escape(problem)}", soft_wrap=True)
@@ -180,20 +180,19 @@ def site(
 def build(
     lessons: Lessons = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only look for stale, missing or unlisted files, and for wrong exercises.")
+        bool, typer.Option("--check", help="Only look for stale, missing or unlisted files and faulty exercises.")
     ] = False,
-    readme_only: Annotated[bool, typer.Option("--readme", help="Only README's generated parts.")] = False,
-    exercises_only: Annotated[bool, typer.Option("--exercises", help="Only the exercises.")] = False,
-    search_only: Annotated[bool, typer.Option("--search", help="Only the index of labkit search.")] = False,
-    prose_only: Annotated[bool, typer.Option("--prose", help="Only prose and its numbers: executes nothing.")] = False,
+    readme_only: Annotated[bool, typer.Option("--readme", help="Only update README's generated parts.")] = False,
+    exercises_only: Annotated[bool, typer.Option("--exercises", help="Only build the exercises.")] = False,
+    search_only: Annotated[bool, typer.Option("--search", help="Only build the index for labkit search.")] = False,
+    prose_only: Annotated[bool, typer.Option("--prose", help="Only update prose; execute nothing.")] = False,
     device: Device = None,
 ):
-    """Make notebooks/NN_topic.ipynb from notebooks/NN_topic.py, executed, the exercises, README's tables, and, where
-    the weights of the encoder are, the index of labkit search.
+    """Execute notebooks/NN_topic.py into notebooks/NN_topic.ipynb, and make the exercises, README's tables and, if the
+    encoder's weights are installed, the index for labkit search.
 
-    A notebook that somebody has edited is first copied to .labkit/backups. With --check the solutions are executed,
-    which must pass, and the exercises as they are given, which must not; what was well is not executed again until it
-    changes.
+    A notebook that somebody has edited is first copied to .labkit/backups. --check executes the solutions, which must
+    pass, and the exercises as handed out, which must not; it skips those that succeeded before and have not changed.
     """
     from labkit.course import readme
     from labkit.course import registry as courses
@@ -235,7 +234,7 @@ def check_build(console, errors, course, chapters) -> None:
 
     def say(problems):
         for problem in problems:
-            if problem not in named:  # an exercise that cannot be read is found twice
+            if problem not in named:  # an unreadable exercise is found twice
                 errors.print(f"[red]-[/] {escape(problem)}", soft_wrap=True)
         named.update(problems)
         return bool(problems)
@@ -245,13 +244,13 @@ def check_build(console, errors, course, chapters) -> None:
         unmatched = say(workbook.unmatched(course))
         has_problems |= unmatched
         has_problems |= not unmatched and say(workbook.faults(course, chapters))
-        # Where something is stale, the executed cells would only say the same again.
+        # If something is stale, executing the cells would only report the same again.
         if not unmatched and not workbook.stale(course, chapters):
             with console.status("Checking the exercises") as status:
                 has_problems |= say(
                     workbook.verify(course, chapters, lambda c: status.update(f"Running the exercises of {c.number}"))
                 )
-    if remark := search.stale(course):  # no fault: to make it takes weights that not everybody has
+    if remark := search.stale(course):  # not a fault: making it needs weights that not everybody has
         errors.print(f"[yellow]-[/] {escape(remark)}", soft_wrap=True)
     if has_problems:
         raise typer.Exit(1)
@@ -260,7 +259,7 @@ def check_build(console, errors, course, chapters) -> None:
 
 
 def build_index(console, course, device: str | None, optional: bool = False) -> None:
-    """Bring the index of labkit search up to date. optional: a sentence will do where there are no weights."""
+    """Update the index for labkit search. optional: without the weights, print a sentence instead of failing."""
     from labkit.course import search
     from labkit.models import weights
 
@@ -268,8 +267,8 @@ def build_index(console, course, device: str | None, optional: bool = False) -> 
         if not optional:
             weights.folder(search.MODEL)  # raises, and says how to get them
         elif remark := search.stale(course):
-            console.print(f"left    data/{search.NAME}: {remark}, which takes the weights that `labkit weights "
-                          f"{search.MODEL.name}` fetches", markup=False, soft_wrap=True)
+            console.print(f"left    data/{search.NAME}: {remark}, which needs the weights; get them with `labkit "
+                          f"weights {search.MODEL.name}`", markup=False, soft_wrap=True)
         return
     choose_device(device)
     from labkit.models.sentences import Encoder
@@ -300,26 +299,26 @@ def build_workbooks(console, errors, course, chapters) -> None:
 
 
 def rebuild_prose(console, course, chapters) -> None:
-    """Bring the prose of these chapters' notebooks up to date; their outputs stay."""
+    """Update the prose in these chapters' notebooks and keep their outputs."""
     from labkit.course import build
 
     for chapter in chapters:
         if build.rebuild_prose(course, chapter):
             console.print(f"wrote   notebooks/{chapter.built.name}")
         else:
-            console.print(f"left    notebooks/{chapter.built.name}: its outputs are not those of this source; labkit "
-                          f"build {chapter.number} executes it", markup=False, soft_wrap=True)
+            console.print(f"left    notebooks/{chapter.built.name}: its outputs are not from this source; to execute "
+                          f"it: labkit build {chapter.number}", markup=False, soft_wrap=True)
 
 
 def build_notebooks(console, course, chapters, device: str | None) -> bool:
-    """Build these chapters; True when one of them failed."""
+    """Build these chapters; return True if any failed."""
     from rich.markup import escape
 
     from labkit.course import build, progress
     from labkit.course.lessons import in_words, show_time
 
     choose_device(device)
-    progress.finished(course)  # remember what the learner has run before notebooks are made anew
+    progress.finished(course)  # remember what the learner has run before rebuilding notebooks
     failed = False
     with progress_bar(console) as bar:
         for chapter in chapters:
@@ -345,18 +344,18 @@ def learn(
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NN|NAME] [JUPYTERLAB'S OPTIONS]",
-                       help="The lesson, or the exercise, to open; then what goes to JupyterLab."),
+                       help="The lesson or exercise to open, then any options for JupyterLab."),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show which lessons are finished, and leave.")] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Begin the lesson with a clean copy; yours is kept in "
+    list_: Annotated[bool, typer.Option("--list", help="Show which lessons are finished, and exit.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Restart the lesson with a clean copy; yours is kept in "
                                                         ".labkit/backups.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ):
     """Open JupyterLab at your copy of the first lesson that you have not finished.
 
-    Your copies of the lesson and of its exercises are in work/, where nothing that comes with a newer labkit
-    overwrites them. A lesson is finished once you have run all of its cells without an error and saved it. Options
-    that are not listed here go to JupyterLab: labkit learn --port 9000
+    Your copies of the lesson and its exercises are in work/, where updates of labkit do not overwrite them. A lesson is
+    finished once you have run all of its cells without an error and saved it. Options that are not listed here go to
+    JupyterLab: labkit learn --port 9000
     """
     from labkit.course import copies, next_step, progress, registry
 
@@ -378,11 +377,11 @@ def learn(
     else:
         chapter = course.pick([lesson], or_exercise=True)[0] if lesson else progress.next_lesson(course)
     if chapter is None:
-        console.print("You have finished every lesson. labkit learn NN opens one again.")
+        console.print("You have finished every lesson. To open one again: labkit learn NN")
         say_next(console, next_step.following(course))
         return
     if entry and clean:
-        fail(f"--clean is for a lesson; to put the exercise back as it was given: labkit reset {entry.name}", code=2)
+        fail(f"--clean is for a lesson; to restore the original exercise: labkit reset {entry.name}", code=2)
     if importlib.util.find_spec("jupyterlab") is None:
         fail("JupyterLab, which shows the lessons, is not installed. Install it with: pip install jupyterlab", code=2)
     say(console, copies.lesson(course, chapter, clean=clean))
@@ -398,27 +397,27 @@ def learn(
     code = open_jupyterlab(console, course.root, path, browser, for_jupyterlab)
     if code:
         as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in for_jupyterlab
-        say_next(console, f"labkit learn {lesson or chapter.number} --allow-root, since you are root" if as_root
-                 else "mend what JupyterLab says above, then: labkit learn")
+        say_next(console, f"labkit learn {lesson or chapter.number} --allow-root, because you are root" if as_root
+                 else "fix the problem that JupyterLab reports above, then: labkit learn")
         raise typer.Exit(code)
-    console.print("JupyterLab has ended. What you saved is in work/.", soft_wrap=True)
+    console.print("JupyterLab has stopped. Your saved work is in work/.", soft_wrap=True)
     say_next(console, next_step.after_learning(course, chapter))
 
 
 def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: list[str]) -> int:
-    """Run JupyterLab with the file open until it ends, and say its address; Ctrl-C ends it. Returns its exit code, 0
-    after Ctrl-C."""
+    """Run JupyterLab with the file open, print its address, and wait until it ends or Ctrl-C stops it. Return its exit
+    code, or 0 after Ctrl-C."""
     from rich.markup import escape
 
     url_path = f"/lab/tree/{path.relative_to(root).as_posix()}"
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}",
-               # Not a file name: that one JupyterLab opens in a browser only, and leaves out of the address it prints.
+               # Not a file name: JupyterLab would open it only in a browser and leave it out of the printed address.
                f"--LabApp.default_url={url_path}",
                "--ServerApp.answer_yes=True",  # one Ctrl-C is enough
                "--ServerApp.log_level=WARN", "--LabApp.log_level=WARN"]
     if not browser:
         command.append("--no-browser")
-    # assets/jupyter has one setting: JupyterLab does not ask whether it may fetch news, and looks for no updates.
+    # The setting in assets/jupyter stops JupyterLab from asking about news and looking for updates.
     config = os.pathsep.join(filter(None, [os.environ.get("JUPYTER_CONFIG_PATH"), str(paths.ASSETS / "jupyter")]))
     process = subprocess.Popen([*command, *options], env={**os.environ, "JUPYTER_CONFIG_PATH": config})
     try:
@@ -436,8 +435,8 @@ def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: lis
 
 
 def running_server(process) -> dict | None:
-    """What JupyterLab notes about itself once it answers: its url, port and token. None if it ends, or does not note
-    it within a minute: it then says its address itself."""
+    """Return the url, port and token that JupyterLab records once it answers. None if it ends or records nothing within
+    a minute: it then prints its address itself."""
     from jupyter_core.paths import jupyter_runtime_dir
 
     path = Path(jupyter_runtime_dir()) / f"jpserver-{process.pid}.json"
@@ -457,7 +456,7 @@ def address(server: dict, url_path: str) -> str:
 
 
 def end(process) -> None:
-    """Wait for a server that Ctrl-C has reached, too; else end it, its kernels first."""
+    """Wait for a server that Ctrl-C has also reached, or end it, starting with its kernels."""
     for stop, timeout_s in ((lambda: None, 3), (process.terminate, 15), (process.kill, None)):
         try:
             stop()
@@ -468,7 +467,7 @@ def end(process) -> None:
 
 
 def lesson_among(words: list[str]) -> tuple[str | None, list[str]]:
-    """The lesson, or None, and the words left: a lesson is neither an option nor the value that may follow one."""
+    """Return the lesson, or None, and the other words: a lesson is neither an option nor a value that follows one."""
     for index, word in enumerate(words):
         previous = words[index - 1] if index else ""
         if not word.startswith("-") and (not previous.startswith("-") or "=" in previous):

@@ -1,4 +1,4 @@
-"""The command for measuring: bench, and bench serve with a load of one's own."""
+"""The command for measuring: bench, and bench serve with a custom load."""
 
 import contextlib
 from typing import Annotated
@@ -8,73 +8,74 @@ import typer
 from labkit._common.errors import UserError
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
-SERVE = "serve: with a load of your own, of any server that speaks OpenAI's API"
+SERVE = "serve: put your own load on any server with OpenAI's API"
 
 
 def bench(
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OP]...", help="Operations such as matmul, series such as generation; or alone: simt, "
-                                               "for the CPU device, and serve. All operations when left out.")
+        typer.Argument(metavar="[OP]...", help="Operations such as matmul, or series such as generation; or, by "
+                                               "themselves, simt (the CPU device) or serve. All operations by default.")
     ] = None,
     device: Device = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Write there: a directory, or a file ending in .json.")
+        str | None, typer.Option("--out", help="Where to write: a directory, or a file ending in .json.")
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Few runs, nothing is written: on a GPU beside its recording, else small sizes."),
+        typer.Option("--quick", help="Few runs, nothing written. On a GPU, compare with its recording; else use small "
+                                     "sizes."),
     ] = False,
     url: Annotated[
         str | None,
-        typer.Option("--url", help="Of a server that runs, such as http://127.0.0.1:8000.", rich_help_panel=SERVE),
+        typer.Option("--url", help="A running server, such as http://127.0.0.1:8000.", rich_help_panel=SERVE),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Start a server of this model, as labkit serve takes it. With --url: which of its "
-                                     "models.", rich_help_panel=SERVE),
+        typer.Option("--model", help="Start a server with this model, as for labkit serve. With --url: which of the "
+                                     "server's models to use.", rich_help_panel=SERVE),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", envvar="LABKIT_API_KEY", show_envvar=False, rich_help_panel=SERVE,
-                     help="With --url: if it asks for one. The environment variable LABKIT_API_KEY does the same."),
+                     help="With --url: the server's key. You can also set the environment variable LABKIT_API_KEY."),
     ] = None,
     rate: Annotated[
         str | None,
         typer.Option("--rate", metavar="R[,R...]", rich_help_panel=SERVE,
-                     help="Open loop: so many requests a second arrive, at random moments (Poisson); inf for all at "
-                          "once. Several rates are measured one after the other."),
+                     help="Open loop: requests per second, arriving at random times (Poisson); inf sends all of them "
+                          "immediately. Several rates are measured one after another."),
     ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", min=1, rich_help_panel=SERVE,
-                     help="Closed loop: so many requests at a time, each as soon as another has ended. With --rate: at "
-                          "most so many. 8 when both are left out."),
+                     help="Closed loop: requests in flight; when one ends, the next starts. With --rate, the maximum. "
+                          "8 if neither is given."),
     ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="Of each run.", rich_help_panel=SERVE)] = 100,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests per run.", rich_help_panel=SERVE)] = 100,
     prompts: Annotated[
-        str, typer.Option("--prompts", metavar="A-B", help="Tokens of a prompt, at random.", rich_help_panel=SERVE)
+        str, typer.Option("--prompts", metavar="A-B", help="Random prompt length in tokens.", rich_help_panel=SERVE)
     ] = "16-64",
     outputs: Annotated[
-        str, typer.Option("--outputs", metavar="A-B", help="Tokens of an output, at random.", rich_help_panel=SERVE)
+        str, typer.Option("--outputs", metavar="A-B", help="Random output length in tokens.", rich_help_panel=SERVE)
     ] = "16-64",
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="The same seed makes the same requests.", rich_help_panel=SERVE)
+        int, typer.Option("--seed", min=0, help="The same seed gives the same requests.", rich_help_panel=SERVE)
     ] = 0,
     slo: Annotated[
         str | None,
         typer.Option("--slo", metavar="ttft=200,itl=50", rich_help_panel=SERVE,
-                     help="What a good request takes at most, in milliseconds: ttft, tpot, e2el, and itl, of which 99% "
-                          "of its tokens must be no later. Goodput counts good requests."),
+                     help="Limits for a good request, in milliseconds: ttft, tpot, e2el, and itl, which 99% of its "
+                          "tokens must meet. Goodput counts good requests."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds for an answer.", rich_help_panel=SERVE)
+        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.", rich_help_panel=SERVE)
     ] = 600.0,
 ):
-    """Time every rung of every operation, beside NumPy and the libraries that are installed.
+    """Time every rung of every operation, and NumPy and the installed libraries for comparison.
 
-    serve measures a server as its clients see it. Without one of its options it is a series: this machine's engine
-    behind its API, beside the same engine without. With --url, --model, --rate or --concurrency the load is yours.
+    serve measures a server as its clients see it. By default it is a series: this machine's engine with and without its
+    API. With --url, --model, --rate or --concurrency, you choose the load.
 
     For example: labkit bench serve --url http://127.0.0.1:8000 --rate 1,2,4 --slo ttft=200,itl=50
     """
@@ -90,15 +91,15 @@ def bench(
     load_options = [option for option, value in (("--url", url), ("--model", model), ("--rate", rate),
                                                  ("--concurrency", concurrency)) if value is not None]
     if load_options and ops != ["serve"]:
-        raise UserError(f"{load_options[0]} is for serve alone: labkit bench serve")
+        raise UserError(f"{load_options[0]} is only for serve: labkit bench serve")
     if load_options:
         if quick:
-            raise UserError("--quick is not for a load of your own; --requests says how many there are")
+            raise UserError("--quick does not work with a custom load; set the number of requests with --requests")
         raise typer.Exit(serve(out, slo, url=url, model=model, key=api_key, rate=rate, concurrency=concurrency,
                                requests=requests, prompts=prompts, outputs=outputs, seed=seed, timeout_s=timeout))
     for op in ops:
         if op == "simt":
-            raise UserError("simt is timed alone: labkit bench simt")
+            raise UserError("simt must be timed by itself: labkit bench simt")
         if op not in ("all", *HOMES, *measure.SERIES):
             names = ("all", "simt", *HOMES, *measure.SERIES)
             raise UserError(f"there is no operation {op!r}; {hint(op, names)}")
@@ -111,7 +112,7 @@ def bench(
 
 def serve(out: str | None, slo: str | None, *, rate: str | None, prompts: str, outputs: str, concurrency: int | None,
           **options) -> int:
-    """A load of one's own; the exit code."""
+    """Run a custom load and return the exit code."""
     from labkit.measure.serving import command, load
 
     rates = load.rates(rate) if rate is not None else []
@@ -127,7 +128,7 @@ def serve(out: str | None, slo: str | None, *, rate: str | None, prompts: str, o
             def watch(state):
                 failed = f", {state.failed:,} failed" if state.failed else ""
                 bar.update(task, completed=state.ended,
-                           description=f"{phase.name}: {state.in_flight:,} under way{failed}")
+                           description=f"{phase.name}: {state.in_flight:,} in flight{failed}")
 
             yield watch
 

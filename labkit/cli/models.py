@@ -14,49 +14,49 @@ from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text to go on from, or a question, in quotes. tiny takes '' for a "
+        typer.Argument(metavar="[PROMPT]", help="The text to continue, or a question, in quotes. For tiny, '' starts a "
                                                 "new text.")
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="tiny, also called tiny-gpt2, or tiny-llama, which are in the repository; a "
-                                          "folder; or the name of a GPT-2, Llama or Qwen3 on the hub.")
+        str, typer.Option("--model", help="tiny (or tiny-gpt2) or tiny-llama, from the repository; a folder; or the "
+                                          "name of a GPT-2, Llama or Qwen3 on the Hugging Face hub.")
     ] = "tiny",
     prompts: Annotated[
         str | None,
-        typer.Option("--prompts", metavar="FILE", help="Llama: one prompt on each line, all of them in one batch."),
+        typer.Option("--prompts", metavar="FILE", help="Llama: a file with one prompt per line, run in one batch."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Llama: go on with the prompt itself, without the model's chat template.")
+        bool, typer.Option("--raw", help="Llama: continue the prompt itself, without the model's chat template.")
     ] = False,
-    tokens: Annotated[int, typer.Option("--tokens", "--max-tokens", help="At most so many tokens.", min=1)] = 64,
+    tokens: Annotated[int, typer.Option("--tokens", "--max-tokens", help="Maximum number of tokens.", min=1)] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="Below 1 the likely tokens become likelier; 0 is --greedy.")
+        float, typer.Option("--temperature", help="Below 1, likely tokens become likelier; 0 means --greedy.")
     ] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="Draw among the k likeliest; 0 for all.", min=0)] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", help="Of these, among the likeliest that together reach p.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 for all.", min=0)] = 40,
+    top_p: Annotated[float, typer.Option("--top-p", help="And from the likeliest that together reach p.")] = 1.0,
     min_p: Annotated[
-        float, typer.Option("--min-p", help="Llama: none that is less than this times as likely as the likeliest.")
+        float, typer.Option("--min-p", help="Llama: exclude tokens less likely than this times the likeliest.")
     ] = 0.0,
     stop: Annotated[
         list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="Llama: end before this text. It may be given several times."),
+        typer.Option("--stop", metavar="TEXT", help="Llama: stop before this text. Can be repeated."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same text.", min=0)] = 0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.", min=0)] = 0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always choose the likeliest token.")] = False,
     yours: Annotated[
-        bool, typer.Option("--yours", help="GPT-2: with the kernels of your exercises in their places.")
+        bool, typer.Option("--yours", help="GPT-2: use the kernels from your exercises.")
     ] = False,
     device: Device = None,
 ):
-    """Write text with a model whose every layer is a kernel of this course. Ctrl-C stops it.
+    """Write text with a model that runs entirely on kernels from this course. Ctrl-C stops it.
 
-    A Llama or a Qwen3 runs in the engine: if the model has a chat template, it answers.
+    A Llama or a Qwen3 runs in the engine, and answers if the model has a chat template.
 
     For example: labkit generate "What is a hacker?" --model tiny-llama
     """
     if (prompt is None) == (prompts is None):
         raise UserError("give one prompt, or a file of them with --prompts" if prompt is None else
-                        "a prompt and --prompts exclude each other; write the prompt into the file")
+                        "use either a prompt or --prompts, not both; put the prompt into the file")
     named = {"the prompt": prompt} if prompts is None else prompts_in(prompts)
     choose_device(device)
     from labkit.engine.sampling_params import SamplingParams
@@ -96,14 +96,14 @@ def generate(
 
 
 def prompts_in(path: str) -> dict[str, str]:
-    """The lines of a file that are not empty, by their names for messages."""
+    """Return the non-empty lines of a file, by their names for messages."""
     try:
         lines = read_text(path).removeprefix("\ufeff").splitlines()
     except FileNotFoundError:
-        raise UserError(f"--prompts {path} is not there") from None
+        raise UserError(f"--prompts {path} does not exist") from None
     prompts = {f"{path}: line {line_number}": line.strip() for line_number, line in enumerate(lines, 1) if line.strip()}
     if not prompts:
-        raise UserError(f"{path} has no line with a prompt")
+        raise UserError(f"{path} contains no prompts")
     return prompts
 
 
@@ -112,10 +112,10 @@ class Terminal:
 
     def __init__(self, notes, prefix: str):
         self.prefix, self.begun = prefix, False
-        self.waiting = notes.status("Reading the prompt (the first time, kernels are compiled: some seconds)")
+        self.waiting = notes.status("Reading the prompt (the first time, compiling kernels needs a few seconds)")
 
     def compiling(self, done: int, of: int) -> None:
-        self.waiting.update(f"Compiling kernels, {done} of {of}; they are kept for the next time")
+        self.waiting.update(f"Compiling kernels, {done} of {of}; they are cached for next time")
 
     def show(self, piece: str) -> None:
         if not self.begun:
@@ -132,7 +132,7 @@ class Terminal:
 
 
 def write_one(loaded, prompt: str, params, notes) -> None:
-    """A GPT-2 goes on with a prompt."""
+    """Continue a prompt with a GPT-2."""
     from labkit.engine.sampler import GREEDY, Sampler
     from labkit.engine.text import write
 
@@ -143,7 +143,7 @@ def write_one(loaded, prompt: str, params, notes) -> None:
             continuation = write(loaded, prompt, terminal.show, tokens=params.max_tokens, sampler=sampler,
                                  seed=params.seed, compiling=terminal.compiling)
         if not continuation.text:
-            terminal.show("")  # the model ended its text at once: the prompt stands alone
+            terminal.show("")  # the model ended its text immediately: show just the prompt
     except KeyboardInterrupt as interrupt:
         continuation = getattr(interrupt, "continuation", None)
         raise
@@ -154,7 +154,7 @@ def write_one(loaded, prompt: str, params, notes) -> None:
 
 
 def answer_one(loaded, prompt: str, params, raw: bool, notes) -> None:
-    """A Llama answers, or goes on with the prompt where it has no template."""
+    """Answer with a Llama, or continue the prompt if it has no template."""
     from labkit.engine.texts import Texts
 
     terminal = Terminal(notes, "")
@@ -173,8 +173,8 @@ def answer_one(loaded, prompt: str, params, raw: bool, notes) -> None:
 
 
 def answer_all(loaded, named: dict[str, str], params, raw: bool, notes) -> None:
-    """Several prompts in one batch, with a bar; the texts come at the end, in the order of the file. After Ctrl-C, what
-    there is of them."""
+    """Run several prompts in one batch with a progress bar, then print the texts in the order of the file. After
+    Ctrl-C, print what there is."""
     from labkit.engine.texts import Texts
 
     def compiling(done: int, of: int) -> None:
@@ -198,7 +198,7 @@ def answer_all(loaded, named: dict[str, str], params, raw: bool, notes) -> None:
 
 
 def with_your_kernels(loaded, notes):
-    """The model with the kernels of the exercises that are done; says which these are."""
+    """Return the model with the kernels of the finished exercises, and say which these are."""
     from dataclasses import replace
 
     from labkit.course.yours import answers, with_kernels
@@ -212,27 +212,27 @@ def with_your_kernels(loaded, notes):
 
 def compare(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="tiny, also called tiny-gpt2, tiny-llama or minilm; a folder; or the "
-                                                  "name of a GPT-2, Llama, Qwen3 or sentence encoder on the hub.")
+        str, typer.Argument(metavar="MODEL", help="tiny (or tiny-gpt2), tiny-llama or minilm; a folder; or the name of "
+                                                  "a GPT-2, Llama, Qwen3 or sentence encoder on the Hugging Face hub.")
     ],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to run through it, in quotes.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to run through the model, in quotes.")],
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="Of the model: float32; a Llama also bfloat16, its default; an encoder also "
-                                     "float16, its default on a GPU."),
+        typer.Option("--dtype", help="The model's dtype: float32; for a Llama also bfloat16, the default; for an "
+                                     "encoder also float16, the default on a GPU."),
     ] = None,
     transformers: Annotated[
-        bool, typer.Option("--transformers", help="Compare each layer with transformers, too, if it is installed.")
+        bool, typer.Option("--transformers", help="Also compare each layer with transformers, if it is installed.")
     ] = False,
     dump: Annotated[
         str | None,
-        typer.Option("--dump", metavar="DIR", help="Write each launch's result and its reference there, as .npz."),
+        typer.Option("--dump", metavar="DIR", help="Write each launch's result and reference here, as .npz."),
     ] = None,
     device: Device = None,
 ):
-    """Compare what each launch of a model writes with NumPy in float64, and name the first that diverges.
+    """Compare the output of each launch of a model with NumPy in float64, and name the first that diverges.
 
-    The prompt is taken as it is, without a chat template. Exit code 1 if a launch diverges.
+    The prompt is used as it is, without a chat template. Exits with code 1 if a launch diverges.
 
     For example: labkit compare tiny-llama "What is a hacker?" --dump build/dump
     """

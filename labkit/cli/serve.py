@@ -11,62 +11,62 @@ from labkit.cli.shared import Device, choose_device, consoles
 def serve(
     model: Annotated[
         str, typer.Option("--model", help="tiny-llama, which is in the repository; a folder; or the name of a Llama or "
-                                          "Qwen3 on the hub.")
+                                          "Qwen3 on the Hugging Face hub.")
     ] = "tiny-llama",
     host: Annotated[
-        str, typer.Option("--host", help="The address to listen on; 0.0.0.0 is reached from other machines.")
+        str, typer.Option("--host", help="The address to listen on; use 0.0.0.0 to allow other machines.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes one that is free.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option("--port", help="The port; 0 picks a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", envvar="LABKIT_API_KEY", show_envvar=False,
-                     help="What clients must send as their key. The environment variable LABKIT_API_KEY does the same, "
-                          "and shows in no list of processes."),
+                     help="The key that clients must send. You can also set the environment variable LABKIT_API_KEY, "
+                          "which does not show up in process listings."),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", help="Texts that are written at a time; 256 on a GPU, else 16.",
+        int | None, typer.Option("--max-num-seqs", help="Sequences to run at a time; 256 on a GPU, else 16.",
                                  min=1)
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option("--max-num-batched-tokens", help="Tokens of a step, prompts among them; 2,048 on a GPU, else 128. "
-                                                      "More write more tokens a second, and a text pauses longer while "
-                                                      "a prompt is read.", min=1)
+        typer.Option("--max-num-batched-tokens", help="Tokens per step, including prompts; 2,048 on a GPU, else 128. "
+                                                      "A larger value raises throughput, but makes answers pause "
+                                                      "longer while a prompt is processed.", min=1)
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", help="Tokens of a prompt and its answer together, at most.", min=2)
+        int | None, typer.Option("--max-model-len", help="Maximum tokens in a prompt and its answer together.", min=2)
     ] = None,
     engine_process: Annotated[
         bool | None,
         typer.Option("--engine-process/--no-engine-process", show_default=False,
-                     help="Whether the engine has a process of its own, so that its steps wait for no answer that is "
-                          "being written; it takes 180 MB more, and is started again if it dies. By default on a GPU "
+                     help="Run the engine in a separate process, so that its steps do not wait while answers are "
+                          "written. This needs 180 MB more; if the process dies, it is restarted. The default on a GPU "
                           "with more than one core; on the CPU device the kernels need the cores themselves.")
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", help="Requests that may wait; more are answered with 429.", min=1)
+        int, typer.Option("--max-waiting", help="Requests that can wait; further ones get status 429.", min=1)
     ] = 256,
     max_connections: Annotated[
-        int, typer.Option("--max-connections", help="Connections that may be open; more are answered with 503.", min=1)
+        int, typer.Option("--max-connections", help="Open connections allowed; further ones get status 503.", min=1)
     ] = 1_000,
     deadline: Annotated[
-        float, typer.Option("--deadline", metavar="SECONDS", help="A request that takes longer is ended.", min=0.001)
+        float, typer.Option("--deadline", metavar="SECONDS", help="Requests that run longer are ended.", min=0.001)
     ] = 600.0,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option("--allow-origin", metavar="ORIGIN",
-                     help="A site whose pages may call it from a browser. It may be given several times."),
+                     help="A site whose pages may call the server from a browser. Can be repeated."),
     ] = None,
     window_control: Annotated[
-        bool, typer.Option("--window-control", help="The page at / may pause and step the engine, which all requests "
-                                                    "wait for, even where other machines reach it.")
+        bool, typer.Option("--window-control", help="Let the page at / pause and step the engine, which makes all "
+                                                    "requests wait, even if other machines can reach it.")
     ] = False,
     device: Device = None,
 ):
-    """Serve a model over HTTP, as OpenAI's API does: chats, completions and embeddings, streamed or not.
+    """Serve a model over HTTP with OpenAI's API: chats, completions and embeddings, streamed or not.
 
-    Any client of that API will do, with http://127.0.0.1:8000/v1 as its base_url. Ctrl-C or SIGTERM lets what runs end;
-    a second one does not.
+    Any client of that API works, with http://127.0.0.1:8000/v1 as its base_url. The first Ctrl-C or SIGTERM lets
+    running requests finish; a second one does not.
 
     For example: labkit serve --port 8080
     """

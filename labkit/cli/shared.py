@@ -1,4 +1,4 @@
-"""What the commands share: the consoles, errors as sentences, a bar for running cells, and the option --device."""
+"""Code that the commands share: consoles, errors as sentences, a progress bar, and the option --device."""
 
 import contextlib
 import functools
@@ -16,13 +16,13 @@ from labkit._common.paths import PACKAGE
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="DEVICE",
-                 help="auto, gpu or cpu. The environment variable LABKIT_DEVICE does the same."),
+                 help="auto, gpu or cpu. You can also set the environment variable LABKIT_DEVICE."),
 ]
 
 
 def guarded(app) -> None:
-    """Run the whole command. Errors of the machine, in any command, become a sentence and exit code 2: a full
-    or read-only disk, a closed output, a directory that is gone. Characters that the encoding lacks are replaced."""
+    """Run the whole command. Turn errors of the machine in any command into a sentence and exit code 2: a full or
+    read-only disk, a closed output, a missing directory. Replace characters that the encoding lacks."""
     reopen_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a stand-in of a test may not have it
@@ -30,7 +30,7 @@ def guarded(app) -> None:
     try:
         os.getcwd()
     except OSError:
-        _exit_with("the current directory is gone, or is closed to you; change to another, such as: cd ~")
+        _exit_with("the current directory no longer exists or is not accessible; change to another, such as: cd ~")
     try:
         try:
             app()
@@ -44,19 +44,19 @@ def guarded(app) -> None:
 
 
 def reopen_closed() -> None:
-    """Open the null device in place of a standard stream that was closed, for example by `>&-`: the next file that is
-    opened would reuse its descriptor and receive the printed output."""
+    """Open the null device wherever a standard stream was closed, for example by `>&-`: otherwise the next file opened
+    would reuse its descriptor and receive the printed output."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-            os.set_inheritable(fd, True)  # processes that are started need it as well
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
+            os.set_inheritable(fd, True)  # child processes need it as well
             setattr(sys, name, open(fd, "w" if fd else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 class Progress:
-    """A stream for what a command does not depend on: once it takes no more, as on a full disk, it is discarded."""
+    """A stream for output that a command does not depend on: if writing fails, as on a full disk, discard the rest."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -91,7 +91,7 @@ def _exit_with(sentence: str) -> None:
 
 
 def friendly(command):
-    """Show what the user can fix as a sentence, without a traceback."""
+    """Show errors that the user can fix as a sentence, without a traceback."""
 
     @functools.wraps(command)
     def wrapper(*args, **kwargs):
@@ -113,7 +113,7 @@ def friendly(command):
 
 
 def show_warning(default, message, category, filename, *location, **options):
-    """labkit's own warnings as sentences, too."""
+    """Show labkit's own warnings as sentences, too."""
     if category in (UserWarning, RuntimeWarning) and Path(filename).is_relative_to(PACKAGE):
         consoles()[1].print(f"labkit: {message}", style="yellow", markup=False, soft_wrap=True)
     else:
@@ -121,8 +121,8 @@ def show_warning(default, message, category, filename, *location, **options):
 
 
 def consoles(*, progress: bool = False):
-    """Return consoles for standard output and standard error. progress: the output is no result of the command, which
-    goes on where it cannot be written."""
+    """Return consoles for standard output and standard error. progress: the output is not a result of the command,
+    which continues even if it cannot be written."""
     from rich.console import Console
 
     return Console(file=Progress(sys.stdout) if progress else None, highlight=False), Console(stderr=True,
@@ -141,7 +141,7 @@ def complain(message: str) -> None:
 
 
 def learners_course(console):
-    """The course, with the learner's copies where they belong; says what that changed."""
+    """Load the course and put the learner's copies where they belong, saying what changed."""
     from labkit.course import copies
     from labkit.course import registry as courses
 
@@ -156,14 +156,14 @@ def say(console, sentences) -> None:
 
 
 def say_next(console, sentence: str) -> None:
-    """The one next step, from labkit.course.next_step."""
+    """Print the one next step, from labkit.course.next_step."""
     from rich.text import Text
 
     console.print(Text.assemble(("Next: ", "bold"), sentence), soft_wrap=True)
 
 
 def choose_device(device: str | None):
-    """Apply --device and return labkit.device, with an error in a sentence where the chosen device cannot be used."""
+    """Apply --device and return labkit.device, or raise an error in a sentence if the device cannot be used."""
     from labkit.course.execution import DEVICES
 
     if device is not None:

@@ -1,10 +1,11 @@
-"""What the CPU device supports, as a page: made from what the device itself reads.
+"""A page on what the CPU device supports, generated from the tables that the device itself uses.
 
     python -m labkit.simt.supported
 """
 
 import builtins
 import sys
+import textwrap
 
 from numba.core import types
 
@@ -18,7 +19,7 @@ WIDTH = 116
 
 
 def page() -> str:
-    """The page, as Markdown."""
+    """Return the page, as Markdown."""
     host = {name: getattr(api, name) for name in api.__all__}
     device = (stubs.Function, stubs.Module, stubs.Dim3, stubs.Value)
     scalars = [name for name, value in host.items() if isinstance(value, types.Type)]
@@ -29,8 +30,8 @@ def page() -> str:
     limits = LIMITS
     parts = [
         "# What the CPU device supports",
-        "Made by `labkit build --readme` from `labkit/simt`. What is not named here is refused, with the kernel and\n"
-        "the line: `K, line N: cuda.foo is not supported by the CPU device`.",
+        "Made by `labkit build --readme` from `labkit/simt`. Anything not listed here is refused with an error that "
+        "names the kernel and the line: `K, line N: cuda.foo is not supported by the CPU device`.",
         "## In kernels and device functions",
         *_listed("Special registers", [f"{name}.{axis}" for name in _named(stubs.Dim3) for axis in "xyz"]
                  + _named(stubs.Value)),
@@ -38,42 +39,44 @@ def page() -> str:
         *(line for name in _named(stubs.Module) for line in _listed(f"`cuda.{name}`", _members(getattr(stubs, name)))),
         *_listed("`cuda.libdevice`", _members(libraries.libdevice)),
         *_listed("`cuda.fp16`", _members(libraries.fp16)),
-        *_listed("Vector types, with the parts `.x .y .z .w`", vectors),
-        *_listed("The same by their names in C", others),
+        *_listed("Vector types, with the components `.x .y .z .w`", vectors),
+        *_listed("The same types by their names in C", others),
         *_listed("`math`", resolve.MATH),
         *_listed("`cmath`", resolve.CMATH),
-        *_listed("NumPy's functions, of numbers", resolve.UFUNCS),
-        "Others, np.sqrt and np.exp among them, have types in numba-cuda 0.30 and no code: a kernel with one fails to\n"
-        "compile on a GPU, so it is refused here too.",
+        *_listed("NumPy's functions, applied to scalars", resolve.UFUNCS),
+        "numba-cuda 0.30 declares types for others, including np.sqrt and np.exp, but has no code for them: a "
+        "kernel that uses one fails to compile on a GPU, so it is refused here too.",
         *_listed("Methods", resolve.METHODS),
         *_listed("Python's functions", [name for name in BUILTINS if hasattr(builtins, name)]),
         "**Intrinsics**: those of `labkit.ptx`; its documentation lists them.",
-        "**Arguments of device functions** may be functions and types too, and the shapes of their shared and local\n"
+        "**Arguments of device functions** can also be functions, types, and the shapes of their shared and local "
         "arrays.",
-        "**Barriers of the grid** that some threads never reach pass where a GPU lets them pass, with a "
-        "BarrierWarning\nthat names the line; under `labkit.simt.strict_barriers()`, and in `check`, they are errors.",
-        "**Threads that wait for one another in a loop**, for a flag or a lock in memory, make progress: warps of a\n"
-        "block, lanes of a warp, and blocks, whichever runs first. A launch in which one waits for a thread that\n"
-        "compiled code has yet to run is interpreted from its beginning, at about a microsecond for each operation\n"
-        "of each thread. A block that waits for one before it, as in a look-back, runs compiled. Where no thread is\n"
-        "left that could end the wait, a DeadlockError names the lines. A for loop, and one with a barrier of the\n"
-        "block, must look at the flag with an atomic, such as `cuda.atomic.add(flag, 0, 0)`.",
+        "**Grid barriers** that some threads never reach pass where a GPU lets them pass, with a BarrierWarning "
+        "that names the line; under `labkit.simt.strict_barriers()`, and in `check`, they are errors.",
+        "**Threads that wait for one another in a loop**, for a flag or a lock in memory, make progress in any "
+        "order, whether they are blocks, warps of a block or lanes of a warp. If one waits for a thread that "
+        "compiled code has yet to run, the launch is interpreted from its beginning, at about a microsecond per "
+        "operation and thread. A block that waits for an earlier one, as in a look-back, runs compiled. If no "
+        "thread is left that could end the wait, a DeadlockError names the lines. A for loop, and any loop that "
+        "contains a block barrier, must read the flag with an atomic, such as `cuda.atomic.add(flag, 0, 0)`.",
         "## Refused in kernels",
         *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
         *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),
-        "**Also**: recursion; functions added with `numba.cuda.extending`; functions whose source cannot be read, as\n"
-        "those made by `exec`; shared and local arrays of records or of vectors.",
+        "**Also**: recursion; functions added with `numba.cuda.extending`; functions whose source cannot be read, "
+        "such as those created by `exec`; shared and local arrays of records or vectors.",
         "## On the host",
         *_listed("Names of `cuda`", calls),
         *_listed("Types", scalars),
         *_listed("Options of `cuda.jit`", JIT_OPTIONS),
-        *_listed("Refused, since they are a GPU's", api.NEEDS_GPU),
+        *_listed("Refused, because they need a GPU", api.NEEDS_GPU),
         "## Limits",
-        f"A block has at most {limits.max_threads_per_block:,} threads, {limits.max_block_dim} along its axes; a grid\n"
-        f"at most {limits.max_grid_dim} blocks along its axes; a block {limits.shared_per_block:,} bytes of shared\n"
-        f"memory, and up to {limits.shared_per_block_optin:,} where a kernel was allowed more.",
+        f"A block can have at most {limits.max_threads_per_block:,} threads, with at most {limits.max_block_dim} "
+        f"along its axes. A grid can have at most {limits.max_grid_dim} blocks along its axes. A block can use "
+        f"{limits.shared_per_block:,} bytes of shared memory, or up to {limits.shared_per_block_optin:,} if a kernel "
+        "was allowed more.",
     ]
-    return "\n\n".join(parts) + "\n"
+    filled = (part if "\n" in part else textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in parts)
+    return "\n\n".join(filled) + "\n"
 
 
 def _of_modules():

@@ -178,7 +178,7 @@ def test_run_shows_what_passed_and_writes_the_site(labkit, course_dir):
 def test_site_executes_nothing_and_names_what_has_no_results(labkit, course_dir):
     done = labkit("site")
     assert done.exit_code == 0 and "Site: build/site/index.html" in done.output
-    assert "2 without results, since their notebooks are stale or missing: labkit build 00 01" in done.output
+    assert "2 have no results, because their notebooks are stale or missing: labkit build 00 01" in done.output
     assert (course_dir / "build" / "site" / ".nojekyll").is_file()
     assert not (course_dir / "build" / "lessons").exists()
     source = course_dir / "notebooks" / "00_first.py"
@@ -275,7 +275,7 @@ def test_build_prose_writes_the_prose_and_keeps_the_outputs(labkit, course_dir):
     assert done.exit_code == 0 and "wrote   notebooks/00_first.ipynb" in done.output
     assert "## 39 steps" in path.read_text() and "hello\\n" in path.read_text()
     source.write_text(source.read_text() + "\n# %%\n1 / 1\n")
-    assert "left    notebooks/00_first.ipynb: its outputs are not those of this" in labkit("build", "--prose").output
+    assert "left    notebooks/00_first.ipynb: its outputs are not from this" in labkit("build", "--prose").output
     source.write_text(source.read_text().replace("3 * 13", "3 / 0"))
     done = labkit("build", "--prose", "0")
     assert done.exit_code == 2 and "ZeroDivisionError" in done.output and "{{ 3 / 0 }} steps" in done.output
@@ -392,7 +392,7 @@ def test_learn_on_a_server_says_the_address_and_ctrl_c_ends_jupyterlab(course_di
     finally:
         process.kill()
     assert process.returncode == 0 and (tmp_path / "ended").exists()
-    assert rest.endswith("JupyterLab has ended. What you saved is in work/.\n"
+    assert rest.endswith("JupyterLab has stopped. Your saved work is in work/.\n"
                          "Next: labkit learn 00 opens the lesson, First\n")  # before it, rich may repeat a line
 
     done = subprocess.run([*command, "--fail"], capture_output=True, text=True, env=environment)
@@ -470,7 +470,7 @@ def test_ctrl_c_stops_cleanly(course_dir):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "labkit: Stopped. What ran was shut down; 1 finished lesson is kept" in " ".join(output.split())
+    assert "labkit: Stopped. Running lessons were shut down; 1 finished lesson is kept" in " ".join(output.split())
     assert "Traceback" not in output
     kernel = int(waiting.read_text())
     with pytest.raises(ProcessLookupError):
@@ -557,7 +557,7 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
     assert rows[0]["open"] == ["scale_again"] and rows[0]["points"] == 4 and rows[1]["of_points"] == 0
 
     done = exercised("reset", "--all")
-    assert done.exit_code == 0 and "what was there is kept as .labkit/backups/exercises/00_first-" in done.output
+    assert done.exit_code == 0 and "your version is kept as .labkit/backups/exercises/00_first-" in done.output
     assert "3 of 4" in exercised("progress").output  # what was passed stays passed
     assert exercised("check", "count_blocks").exit_code == 1
 
@@ -567,7 +567,7 @@ def test_check_without_arguments_checks_what_was_begun(exercised, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("labkit.course.workbooks.run_cells", None)  # an untouched course runs nothing
         done = exercised("check")
-        assert done.exit_code == 1 and "00  First: not begun\nNext: labkit learn 00" in done.output
+        assert done.exit_code == 1 and "00  First: not started\nNext: labkit learn 00" in done.output
         assert not (exercised.root / "work").exists(), "looking makes no copy"
         assert exercised("check", "--json").output == "[]\n"
     exercised.write(count_blocks=RIGHT["count_blocks"])
@@ -576,7 +576,7 @@ def test_check_without_arguments_checks_what_was_begun(exercised, monkeypatch):
     monkeypatch.chdir(exercised.root.parent)  # from outside of the course, its paths are absolute
     assert f"in {exercised.root}/work/exercises/00_first.ipynb (labkit learn" in exercised("check").output
     done = exercised("check", "--all", "00")
-    assert done.exit_code == 2 and "--all and '00' exclude each other" in done.output
+    assert done.exit_code == 2 and "use either --all or '00', not both" in done.output
 
 
 def test_hints_tell_more_each_time(exercised):
@@ -591,7 +591,7 @@ def test_hints_tell_more_each_time(exercised):
 
 def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
     done = exercised("solution", "count_blocks")
-    assert done.exit_code == 1 and "count_blocks is not passed yet. Try: labkit hint count_blocks" in done.output
+    assert done.exit_code == 1 and "You have not passed count_blocks yet. Try: labkit hint count_blocks" in done.output
     assert "return" not in done.output
     done = exercised("solution", "scale_again", "--give-up")
     assert done.exit_code == 0 and done.output.count("def scale_again") == 1 and "if i < out.size" in done.output
@@ -613,9 +613,9 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
         (["check", "7"], "there is no chapter '7'; the chapters are 00, 01"),
         (["check", "00_frist"], "there is no chapter '00_frist'; did you mean 00_first or 01_second?"),
         (["hint", "scale_vector", "--tier", "4"], "tier is 4; the hints of scale_vector are 1 to 3"),
-        (["learn", "scale_vector", "--clean"], "--clean is for a lesson; to put the exercise back as it was given"),
-        (["reset"], "say which exercise or chapter, or --all"),
-        (["reset", "scale_vector", "--all"], "say which exercise or chapter, or --all"),
+        (["learn", "scale_vector", "--clean"], "--clean is for a lesson; to restore the original exercise"),
+        (["reset"], "name an exercise or a chapter, or use --all"),
+        (["reset", "scale_vector", "--all"], "name an exercise or a chapter, or use --all"),
         (["check", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
         (["watch", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
         (["solution", "nothing"], "there is no exercise 'nothing'"),
@@ -646,7 +646,7 @@ def test_a_copy_that_cannot_be_read_does_not_stop_the_others(exercised):
     path.write_text("{ mine")
     done = exercised("check")
     assert done.exit_code == 2 and "00_first.ipynb cannot be read" in done.stderr
-    assert "01  Second: not begun" in done.stdout
+    assert "01  Second: not started" in done.stdout
     done = exercised("check", "--json")
     assert done.exit_code == 2 and done.stdout == "[]\n"
 

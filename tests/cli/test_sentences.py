@@ -83,7 +83,7 @@ def test_weights_from_a_folder_and_once_more(labkit, tmp_path):
     assert done.exit_code == 0, done.output
     assert f"The weights of someone/tiny come from {tmp_path / 'given'}: 0 MB in {tmp_path / 'cache'}" in done.output
     done = labkit("weights")
-    assert done.exit_code == 0 and "were there, and each file is as it was published" in done.output
+    assert done.exit_code == 0 and "were already there, and each file is as published" in done.output
     assert labkit("weights", "--cache").stdout == f"{tmp_path / 'cache' / 'minilm'}\n"
 
 
@@ -106,7 +106,7 @@ def test_embed_a_file(labkit, encoder, tmp_path):
         (tmp_path / name).write_bytes(text.encode())
         done = labkit("embed", str(tmp_path / name), "-o", str(tmp_path / "deep" / f"{name}.npy"))
         assert done.exit_code == 0, done.output
-        assert "4 texts in " in done.output and " a second): 4 x 26 float32, 0.0 MB, in " in done.output
+        assert "4 texts in " in done.output and " per second): 4 x 26 float32, 0.0 MB, in " in done.output
         found = np.load(tmp_path / "deep" / f"{name}.npy")
         np.testing.assert_array_equal(found, Letters().encode(lines))
         assert found.dtype == np.float32
@@ -121,7 +121,7 @@ def test_embed_the_standard_input_and_nothing(labkit, encoder, tmp_path):
     assert done.exit_code == 0 and "0 texts in " in done.output
     assert np.load(out).shape == (0, 26)
     done = labkit("embed", "-", "-o", str(out), input=b"\xff")
-    assert done.exit_code == 2 and "the standard input is no text in UTF-8: the byte at 0 is 0xff" in done.output
+    assert done.exit_code == 2 and "standard input is not UTF-8 text: the byte at 0 is 0xff" in done.output
     assert np.load(out).shape == (0, 26)
 
 
@@ -136,7 +136,7 @@ def test_embed_wrong_use_is_a_sentence_and_writes_nothing(labkit, encoder, tmp_p
     (tmp_path / "text").write_text("one\n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     os.mkfifo(tmp_path / "pipe")
-    for file, out, words in (("none", "out.npy", "is not there"), ("bytes", "out.npy", "no text in UTF-8"),
+    for file, out, words in (("none", "out.npy", "does not exist"), ("bytes", "out.npy", "no text in UTF-8"),
                              ("text", ".", "is a folder; it must be the path of a file"),
                              ("text", "pipe", "is a device; it must be the path of a file"),
                              ("text", "text/out.npy", "cannot be written: ")):
@@ -209,7 +209,7 @@ def test_pairs_are_judged_and_bad_lines_named(labkit, encoder, course_dir):
     assert "Spearman's correlation over 3 pairs: 1.0000" in done.output
     assert "sts.csv: left out: line 4: the score is 'x', which is no number" in done.output
     (course_dir / "sts.csv").write_text("1.0\ta\ta\n1.0\ta\tb\n")
-    assert "over 2 pairs: not defined" in labkit("sts", "sts.csv").output
+    assert "over 2 pairs: undefined" in labkit("sts", "sts.csv").output
 
 
 def test_a_file_of_pairs_that_is_missing_is_named(labkit):
@@ -228,7 +228,7 @@ def test_search_by_words_says_that_it_is(labkit):
     assert "Found by words, not by meaning: `labkit weights minilm` fetches the encoder" in done.stderr
     assert labkit("search", "bank", "--words").stderr == ""
     done = labkit("search", "zebra")
-    assert done.exit_code == 0 and "No passage shares a word with it." in done.stderr
+    assert done.exit_code == 0 and "No passage shares a word with your query." in done.stderr
     assert labkit("search", "?").exit_code == 2
 
 

@@ -112,9 +112,9 @@ def test_the_command(tmp_path):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["matmul", "--rate", "3"], "--rate is for serve alone"), (["--url", "http://x"], "--url is for serve alone"),
+    (["matmul", "--rate", "3"], "--rate is only for serve"), (["--url", "http://x"], "--url is only for serve"),
     (["serve", "--rate", "-3"], "--rate"), (["serve", "--rate", "3", "--prompts", "9-2"], "--prompts '9-2'"),
-    (["serve", "--rate", "3", "--quick"], "--quick is not for a load"),
+    (["serve", "--rate", "3", "--quick"], "--quick does not work with a custom load"),
     (["serve", "--rate", "3", "--slo", "speed=3"], "--slo 'speed=3'"),
     (["serve", "--url", "http://127.0.0.1:9", "--out", "/dev/null/x.json"], "cannot be written"),
     (["serve", "--url", "http://127.0.0.1:9", "--out", "build/none.json"], "no server answers at http://127.0.0.1:9")])
