@@ -108,6 +108,7 @@ tile = cuda.shared.array(3, 4)
     ("Nothing.", ["observe", "Piece", "cuda.shared.array"]),
     ("A `Piece(ids, 0)` of a text, and `observe`.", ["cuda.shared.array"]),
     ("`cuda.shared.array` is a Piece.", ["observe", "Piece"]),
+    ("```\nPiece(ids)\n```\n\nThen `observe` it.", ["cuda.shared.array"]),
 ])
 def test_a_name_in_code_is_named_in_prose_first(course_dir, text, left):
     course = courses.load(course_dir)
