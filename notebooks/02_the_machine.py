@@ -159,7 +159,7 @@ pictures.hidden(warps=(1, 3, 6), wait=5)
 # Nothing became faster, but nobody notices the wait any more; it is *hidden*.
 #
 # Real waits for memory are hundreds of clocks long, and an SM has room for 64 warps. So it matters how much each of
-# them asks for before it waits. Think of memory as a pipe. Every byte spends the latency inside the pipe, and bytes
+# them requests before it waits. Think of memory as a pipe. Every byte spends the latency inside the pipe, and bytes
 # come out at the far end at the rate of the *bandwidth*, the bytes that the memory delivers per second. What is inside
 # is the product of the two. This is *Little's law*:
 #
@@ -178,7 +178,7 @@ table([(threads, 4 * threads / 1e3, an_sm / (4 * threads)) for threads in (2048,
 
 # %% [markdown]
 # One load is not enough even if the SM is full{{ if 4 * 2048 < in_flight }}, and with 256 threads each of them would
-# need a dozen. So a thread should ask for several values before it uses the first. That is the only thing `four_loads`
+# need a dozen. So a thread should request several values before it uses the first. That is the only thing `four_loads`
 # did differently in lesson 01. All three rungs agree with NumPy and move the same bytes.
 
 # %%
@@ -230,7 +230,7 @@ pictures.bytes_in_flight(recorded)
 # {{ bend_mb:.1f }} MB, not at {{ latency_law_mb:.1f }}, because it uses the latency and the bandwidth that were
 # measured together with the points. On the H200 the points follow the line at first. Near the bend they fall behind,
 # since a busy memory answers later, and they reach the top only at {{ top_mb:.1f }} MB, {{ words(top_over_bend) }}
-# times what the law asks for. Threads and loads are nearly interchangeable: 512 threads with one load reach
+# times what the law requires. Threads and loads are nearly interchangeable: 512 threads with one load reach
 # {{ flying[512, 1]:.0f }} GB/s, 64 threads with eight loads {{ flying[64, 8]:.0f }} GB/s.
 #
 # That answers the question from lesson 01. Four elements per thread put four times as many bytes in flight. You will

@@ -199,7 +199,7 @@ plots.warp_addresses({title(block): first_warp(block) for block in [(1024, 1, 1)
 #
 # ## The sweep
 #
-# Now one kernel and one volume with 17 different shapes of its block, all of which allow full occupancy (lesson 03):
+# Now one kernel and one volume with 17 different shapes of its block, all with full occupancy (lesson 03):
 # the kernel needs only {{ registers }} registers per thread. Which property of a block will make it slow on the H200?
 
 # %% tags=["hide-input"]

@@ -19,8 +19,8 @@
 # activations, and adds small arrays to it along some of its axes. Writing the index of each rank by hand shows what
 # NumPy does when it broadcasts.
 #
-# One warning. In lesson 04 the fastest axis in memory was called x. Here the axes are named in the order in which NumPy
-# writes the shape, so the fastest one is the last: z.
+# One warning. In lesson 04 the fastest axis in memory was called x. Here the axes are named in NumPy's order for
+# shapes, so the fastest one is the last: z.
 #
 # ## NumPy's rule, and its trap
 #
@@ -238,7 +238,7 @@ table([(name, moved, ms[name], moved * 512**3 / ms[name] / 1e6)
 #
 # Lesson 02 has a rule for this: bytes in flight. A thread of *long rows* waits for a single value from memory, its
 # element of `a`; the other two come from a cache. The additions of lessons 01 and 04 wait for two. To compare them,
-# divide what a full SM has in flight by what Little's law asks for, if the reads are to keep up with the bound. Does
+# divide what a full SM has in flight by what Little's law requires, if the reads are to keep up with the bound. Does
 # the ratio of bytes in flight to bytes needed tell how close a kernel comes to its bound?
 
 # %%

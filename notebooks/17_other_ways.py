@@ -68,7 +68,7 @@ table([(row["name"], f"{row['max_difference']:.1e}", row["first_row_sum"]) for r
       {"": "", "largest difference": "", "sum of the first row": ".6f"})
 
 # %% [markdown]
-# It does not. All three agree with NumPy to far more digits than such a test would ask for. Now a row that the test
+# It does not. All three agree with NumPy to far more digits than such a test would require. Now a row that the test
 # does not contain: −200 and 100. Go through the source with a pencil: what are `index`, `biggest` and the two
 # exponentials, and what is the result?
 

@@ -64,7 +64,7 @@ table([(name, " x ".join(f"{n:,}" for n in shape), GPT2_SMALL.offsets[name])
       f"tables of tokens and positions, GPT-2 small has {Config().parameters:,}.")
 
 # %% [markdown]
-# The names are those of the files in which GPT-2 is published, which lesson 28 reads. `Config` describes a whole GPT-2.
+# The names are those of GPT-2's published files, which lesson 28 reads. `Config` describes a whole GPT-2.
 # `attn.c_attn` holds three linear layers next to each other, for queries, keys and values, so that one product computes
 # all three.
 #

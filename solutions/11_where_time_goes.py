@@ -16,7 +16,7 @@ from labkit import check, hint
 # product has 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
 #
 # A range's *own* time is its total minus the ranges directly inside it. Write `own_time(parent, total)`, which returns
-# the own time of every range. Ranges are numbered in the order in which they begin: `parent[i]` is the index of the
+# the own time of every range. Ranges are numbered in the order they begin: `parent[i]` is the index of the
 # range around range `i`, or -1 if there is none, and `total[i]` is its time in milliseconds.
 #
 # For example, `own_time([-1, 0, 0, 2], [10, 3, 5, 4])` is `[2, 3, 1, 4]`: range 0 contains ranges 1 and 2, and range 2

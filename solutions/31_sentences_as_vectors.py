@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 31 · Sentences as vectors: exercises
 #
-# Four exercises. Compute the mean of a sentence, predict what reaches an embedding, repair an attention in which
-# padding takes part, and write a search from a blank page. Your mean then runs in the encoder. `hint("mean_pool")` gives
-# a hint, and a second call a better one.
+# Four exercises. Compute the mean of a sentence, predict what reaches an embedding, repair an attention that reads
+# padding, and write a search from a blank page. Your mean then runs in the encoder. `hint("mean_pool")` gives a hint, and
+# a second call a better one.
 
 # %%
 import math

@@ -19,7 +19,7 @@ from labkit import check, cuda, hint
 # v / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. For a row x = (1, 2), a
 # gate of (1, 0) and an up of (0, 3), the dot products are 1 and 6, and the output is silu(1) · 6, about 4.39.
 #
-# There is a thread for each output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products
+# There is one thread per output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products
 # in one loop. They may be as large as several hundred, with either sign.
 
 

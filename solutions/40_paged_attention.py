@@ -60,8 +60,8 @@ check("predict_parts", row_sum=row_sum, result=result, parts_of_1000=parts_of_10
 # An example: with H = 4, K = 2 and `page_table[0]` = [5, 2], query head 3 of sequence 0 reads head 1, and token 20 is in
 # page 2 at place 4: its key is `keys[2, 1, 4]`.
 #
-# The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and so
-# on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
+# The grid is `(H, B)` with 32 threads per block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and
+# so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
 
 
 # %%
@@ -158,7 +158,7 @@ check("join_attention", join_attention)
 # An example: a sequence of 70 tokens has 5 pages. With `share` 2, block 0 has tokens 0 to 31, block 1 tokens 32 to 63,
 # block 2 tokens 64 to 69, and block 3, if there is one, has none.
 #
-# The grid is `(P, K, B)` with 32 threads a block. Write
+# The grid is `(P, K, B)` with 32 threads per block. Write
 # `attend_split(q, keys, values, page_table, lengths, scale, share, out)` from the decorator down.
 
 # %%
@@ -204,7 +204,7 @@ check("attend_split", attend_split)
 
 # %% [markdown]
 # Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 2 are compared
-# with NumPy, for three sequences of which one is empty.
+# with NumPy, for three sequences, one of them empty.
 
 # %%
 from labkit.kernels.attention import paged

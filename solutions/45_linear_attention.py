@@ -87,7 +87,7 @@ check("add_token", add_token)
 #
 # z is positive. An example with D = 1: S = 6 and z = 2 give 3, whatever the query is.
 #
-# The grid has a block for each head, of 32 threads; D may be more than 32, or less. Let neighbouring threads read
+# The grid has one block of 32 threads per head; D may be more than 32, or less. Let neighbouring threads read
 # neighbouring elements of the state.
 
 # %%

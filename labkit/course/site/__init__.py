@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from textwrap import shorten
 
 import jinja2
+from markupsafe import Markup
 
 from labkit._common.files import whole_folder
 from labkit._common.paths import ASSETS
@@ -119,7 +121,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
         for name in SCRIPTS_AND_STYLES:
             shutil.copyfile(ASSETS / name, fresh / name)
         _write(fresh / ".nojekyll", "")  # GitHub Pages takes the files as they are
-        _write(fresh / "passages.js", _passages(course, entries, repository, with_gpus=bool(abilities)))
+        _write(fresh / "passages.js", _passages(course, entries, repository, documents, with_gpus=bool(abilities)))
     return folder / "index.html"
 
 
@@ -165,7 +167,8 @@ def _templates() -> jinja2.Environment:
     return templates
 
 
-def _passages(course: Course, entries: list[Entry], repository: str, with_gpus: bool) -> str:
+def _passages(course: Course, entries: list[Entry], repository: str, documents: dict[str, tuple[str, Markup]],
+              with_gpus: bool) -> str:
     """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. The words
     that every question has; the passages, each a title, where it is, a link or "", its text, its heading, the other
     names that it has, and its weight; and the glossary, each a term with its variants, a link and what it means."""
@@ -182,6 +185,11 @@ def _passages(course: Course, entries: list[Entry], repository: str, with_gpus: 
         text = (f"Which rungs of each lesson run on Colab's {colab.GPU}, compute capability {capability}, and which "
                 "need a newer GPU.")
         rows.append(["What runs on which GPU", "Page", "gpus.html", text, "", [], 1])
+    if course.exercises:
+        text = "The mistakes that the exercises' checks know, lesson by lesson."
+        rows.append(["Known difficulties", "Page", "difficulties.html", text, "", ["misconceptions"], 1])
+    rows += [[title, "Page", f"{name}.html", shorten(body.striptags(), 600, placeholder=" ..."), "", [], 1]
+             for name, (title, body) in documents.items()]
     rows += [[f"For classes: {path.title}", "Page", f"classes.html#{path.name}", path.summary, path.title,
               ["class", "syllabus", "schedule"], 1] for path in course.paths]
     terms = [[entry.term.words, f"glossary.html#{entry.term.anchor}", entry.term.means] for entry in entries]

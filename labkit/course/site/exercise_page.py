@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import unified_diff
 from html import escape
 
 import numpy as np
@@ -22,17 +23,17 @@ from labkit.course.site.markdown import Markdown
 from labkit.course.workbooks import cut
 
 FOLDER = "exercises"  # of the site
-KINDS = {"kernel": "write a kernel", "function": "write a function", "predict": "predict"}
+KINDS = {"kernel": "kernel", "function": "function", "predict": "prediction"}
 LARGEST_EXAMPLE = 24  # numbers in the inputs and the output of a worked example
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A known wrong answer. changes: (right, wrong) as code, where it is the answer with a few lines changed."""
+    """A known wrong answer. changes: differences to the right one, where it is that with a few lines changed."""
 
     what: Markup
-    changes: tuple[tuple[Markup, Markup], ...] = ()
+    changes: tuple[Markup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,16 @@ def _after(text: str, markdown: Markdown) -> Iterator[str]:
 def _mistakes(exercise: Exercise, markdown: Markdown) -> Iterator[Mistake]:
     for what, changes in known_mistakes(exercise).items():
         yield Mistake(Markup(markdown.html(f"{what[0].upper()}{what[1:]}.")),
-                      tuple((_inline(old), _inline(new)) for old, new in changes))
+                      tuple(_difference(old, new) for old, new in changes))
 
 
-def _inline(source: str) -> Markup:
-    return Markup(f"<code>{escape(source.strip())}</code>") if source.strip() else Markup("<i>nothing</i>")
+def _difference(right: str, wrong: str) -> Markup:
+    """The lines of both, those that go and those that come marked as diff marks them."""
+    lines = []
+    for line in list(unified_diff(right.splitlines(), wrong.splitlines(), n=len(right), lineterm=""))[3:]:
+        tag = {"-": "del", "+": "ins"}.get(line[0], "span")
+        lines.append(f"<{tag}>{line[0]} {escape(line[1:])}</{tag}>")
+    return Markup("".join(lines))
 
 
 # --- A worked example ------------------------------------------------------------------------------------------------

@@ -258,6 +258,19 @@ def test_a_lesson_is_printed_whole_and_without_what_only_a_screen_needs(opened, 
 
 
 @pytest.mark.sweep
+def test_an_exercise_is_printed_without_what_is_folded(opened, course_dir):
+    toml = course_dir / "course.toml"
+    toml.write_text(toml.read_text().replace('name = "00_first"', 'name = "00_first"\nexercises = ["saxpy"]'))
+    page = opened(write(course_dir).parent / "exercises" / "saxpy.html")
+    page.click("text=Hint 1")
+    page.emulate_media(media="print")
+    for kept in ("text=You start from", "text=Hint 1", "details[open] .prose"):
+        assert page.locator(kept).first.is_visible(), kept
+    for gone in ("text=Hint 2", "h2:text('Answer')", "h2:text('Known mistakes')", ".mistakes", "footer"):
+        assert not page.locator(gone).first.is_visible(), gone
+
+
+@pytest.mark.sweep
 def test_what_is_wide_scrolls_in_its_own_box(opened, course_dir):
     """At no width is the page itself wider than the window, and nothing reaches out of it unless its box scrolls."""
     index = write(course_dir)
@@ -319,7 +332,8 @@ def test_axe_has_no_complaints_about_the_courses_own_pages(opened, tmp_path):
     for path in index.parent.rglob("*.html"):
         strict(path.read_text(encoding="utf-8"))
     exercise = course.exercises_of(course.chapters[1])[0].name
-    names = ("glossary", "gpus", course.chapters[1].name, "exercises/index", f"exercises/{exercise}")
+    names = ("glossary", "gpus", "classes", "difficulties", course.chapters[1].name, "exercises/index",
+             f"exercises/{exercise}")
     for path in (index, *(index.parent / f"{name}.html" for name in names)):
         page = opened(path, color_scheme="light", reduced_motion="reduce")
         page.evaluate("document.querySelector('.reveal')?.click()")

@@ -56,6 +56,13 @@ def test_what_gives_the_answer_away_is_folded_without_a_script(folder):
             assert mistake[1:25] not in open_parts
 
 
+def test_a_mistake_is_shown_as_what_it_changes(folder):
+    text = (folder / "exercises" / "saxpy.html").read_text(encoding="utf-8")
+    assert '<pre class="change"><del>- ' in text and "<ins>+ " in text
+    shown = str(exercise_page._difference("a = 1\nif a < n:", "if a < n:\n    b = 2"))
+    assert shown == "<del>- a = 1</del><span>  if a &lt; n:</span><ins>+     b = 2</ins>"
+
+
 def test_lesson_and_exercises_lead_to_one_another(folder):
     lesson = (folder / "00_first.html").read_text(encoding="utf-8")
     for name in NAMES:
@@ -107,7 +114,9 @@ hand_in = ["every_second", "add_row"]
         assert text.count("<li>") == sum(len(exercises.find(each).wrong) for each in NAMES) + nav_items(text)
         assert f'href="exercises/{name}.html"' in text
     assert 'href="classes.html"' in (folder / "index.html").read_text(encoding="utf-8")
-    assert "classes.html#a_day" in (folder / "passages.js").read_text(encoding="utf-8")
+    assert 'href="#lesson_00" title="First"' in text and 'id="lesson_00"' in text
+    found = (folder / "passages.js").read_text(encoding="utf-8")
+    assert "classes.html#a_day" in found and "difficulties.html" in found
     assert broken_links(folder) == []
 
 

@@ -291,5 +291,7 @@ def test_files_in_data_are_pages_whose_links_lead_to_the_repository(course):
     assert 'href="https://example.com/labkit/blob/HEAD/data/measurements/README.md"' in text
     assert 'href="measured.html"' in (folder / "index.html").read_text(encoding="utf-8")
     assert not site.broken_links(folder)
+    found = (folder / "passages.js").read_text(encoding="utf-8")
+    assert '["Measured","Page","measured.html","How it was done.' in found
     text = (site.write(course, repository="").parent / "measured.html").read_text(encoding="utf-8")
     assert "How it was done." in text and not (folder / "teaching.html").exists()

@@ -7,7 +7,7 @@ $$\text{out}_c = \frac{\sum_r \varphi(q_r)\, S_{r,c}}{\sum_r \varphi(q_r)\, z_r}
 
 z is positive. An example with D = 1: S = 6 and z = 2 give 3, whatever the query is.
 
-The grid has a block for each head, of 32 threads; D may be more than 32, or less. Let neighbouring threads read
+The grid has one block of 32 threads per head; D may be more than 32, or less. Let neighbouring threads read
 neighbouring elements of the state.
 """
 

@@ -7,7 +7,7 @@
 For example, with D = 4 the head (1, 2, 3, 4) has the pairs (1, 3) and (2, 4). At a position where both angles are 90°,
 it becomes (−3, −4, 1, 2).
 
-There is a thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. `out`
+There is one thread per pair of each head of each token, in a grid of one dimension with some threads to spare. `out`
 may be `x`.
 """
 

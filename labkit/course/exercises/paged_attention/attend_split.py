@@ -10,7 +10,7 @@ For each of its query heads it writes a record to `out` (B, H, P, 34): 32 elemen
 An example: a sequence of 70 tokens has 5 pages. With `share` 2, block 0 has tokens 0 to 31, block 1 tokens 32 to 63,
 block 2 tokens 64 to 69, and block 3, if there is one, has none.
 
-The grid is `(P, K, B)` with 32 threads a block. Write
+The grid is `(P, K, B)` with 32 threads per block. Write
 `attend_split(q, keys, values, page_table, lengths, scale, share, out)` from the decorator down.
 """
 
@@ -175,7 +175,7 @@ EXERCISE = KernelExercise(
 
 AFTER = """
 Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 2 are compared
-with NumPy, for three sequences of which one is empty.
+with NumPy, for three sequences, one of them empty.
 
 # %%
 from labkit.kernels.attention import paged

@@ -14,8 +14,8 @@ there is no token, keys and values are NaN.
 An example: with H = 4, K = 2 and `page_table[0]` = [5, 2], query head 3 of sequence 0 reads head 1, and token 20 is in
 page 2 at place 4: its key is `keys[2, 1, 4]`.
 
-The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and so
-on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
+The grid is `(H, B)` with 32 threads per block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and
+so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
 """
 
 HINTS = ("Which elements of which array does lane 5 need for token 20 of sequence b, in query head 3, if D is 64 and "
