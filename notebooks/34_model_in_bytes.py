@@ -182,9 +182,10 @@ table([(token, repr(tokenizer.decode([token], marks=True)))
 # ## The model on paper
 #
 # A file lists names and shapes, but says nothing about the order of their use. That is in the model's code. `planned`
-# records the launches of a function without running them, and `SingleSequence` runs a model on one text. Together they
-# list what a forward pass of the small Llama in three shards would write, for 5 tokens. Keys and values go to the
-# cache, in pages of 16 tokens, and only the last token gets *logits*, a score for each token that could be next.
+# records the launches of a function without running them, and `SingleSequence` runs a model, here a `Llama`, on one
+# text. Together they list what a forward pass of the small Llama in three shards would write, for 5 tokens. Keys and
+# values go to the cache, in pages of 16 tokens, and only the last token gets *logits*, a score for each token that
+# could be next.
 
 # %%
 from labkit.device import launches

@@ -101,7 +101,7 @@ table([(name, array.dtype.name, str(array.shape)) for name, array in seen.items(
 # ## A norm without a mean
 #
 # LayerNorm subtracts the mean of a row, divides by its standard deviation, multiplies by weights and adds biases.
-# RMSNorm keeps the division and the weights:
+# *RMSNorm* keeps the division and the weights:
 #
 # $$\text{out}_i = \frac{x_i}{\sqrt{\frac{1}{C} \sum_j x_j^2 + \varepsilon}} \, w_i$$
 #

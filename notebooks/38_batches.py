@@ -159,7 +159,7 @@ table(rows, ["sequence", "logits bitwise the same as alone"])
 # bits may change with the company. Either way requests can run together in any combination.
 #
 # Two equal results can both be wrong, so here is the same step once more, with what each launch wrote compared with
-# NumPy in float64. The table shows the last layer and the logits:
+# NumPy in float64. The table, a `Parity`, shows the last layer and the logits:
 
 # %%
 from labkit.models.llama_reference import Parity, parity
@@ -229,7 +229,8 @@ def next_tokens(running):
 
 # %% [markdown]
 # **Second, the loop.** Requests wait in a queue. Before each step, `admit` may move some of them to free slots; after
-# it, requests whose answers are complete leave. The `Timeline` records it all for the figures.
+# it, requests whose answers are complete leave. The `Timeline` records it all for the figures, with a `Cell` for each
+# slot and step.
 
 # %%
 from labkit.measure.simulation import Cell, Timeline

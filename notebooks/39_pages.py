@@ -217,8 +217,8 @@ pictures.page_table(engine.blocks, served)
 #
 # ## Who holds a page
 #
-# When a sequence ends, its pages must not simply become free: others may hold them. The *block manager* counts the
-# holders of each page.
+# When a sequence ends, its pages must not simply become free: others may hold them. The *block manager*, a
+# `BlockManager`, counts the holders of each page.
 
 # %%
 from labkit.engine.block_manager import BlockManager

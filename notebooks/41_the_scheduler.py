@@ -66,9 +66,9 @@ show_source(Scheduler._admit)
 # `sequence.length - sequence.computed` tokens that are not computed yet: one if it decodes, more if it is in the middle
 # of its prompt. The rest of the budget goes to waiting requests. A prompt that does not fit is cut into *chunks*.
 #
-# Let us follow one step. The budget is 8 tokens, and a page has room for 4. Requests a and b, with prompts of 3 and 10
-# tokens, were there in the first step: a got its 3 tokens and b the remaining 5. Then c arrives, with a prompt of 10.
-# How many tokens does each of the three get in the second step?
+# Let us follow one step, with a `Request` for each prompt. The budget is 8 tokens, and a page has room for 4. Requests
+# a and b, with prompts of 3 and 10 tokens, were there in the first step: a got its 3 tokens and b the remaining 5. Then
+# c arrives, with a prompt of 10. How many tokens does each of the three get in the second step?
 
 # %%
 from labkit.engine.block_manager import BlockManager
@@ -250,8 +250,8 @@ table(rows, ["prompt", "tokens", "found"])
 # ## Several outputs of one prompt
 #
 # A *reference count* says how many sequences hold a page. A request with n = 3 has three outputs; their prompt is
-# computed once, and all three hold its pages. With a prompt of ten tokens and pages of four, how many pages do they
-# hold in all, before and after each has written a token?
+# computed once, and all three hold its pages. In this cell no model runs: each token is made up, `Sampled(7)`. With a
+# prompt of ten tokens and pages of four, how many pages do they hold in all, before and after each has written a token?
 
 # %%
 from labkit.engine.outputs import Sampled

@@ -380,9 +380,9 @@ pictures.window()
 # - Waiting is not proportional to the load. The last fifth of the capacity is the expensive one.
 # - A slow reader, a client that has gone, and one request too many are normal cases.
 #
-# This is the last lesson; an appendix on linear attention follows. The first one was `c[i] = a[i] + b[i]`, and behind
-# the window it still is: threads that know their index, a guard at the end, memory that is read in whole lines. The
-# rest was done to keep them busy.
+# This is the last lesson; an appendix on linear attention (lesson 45) follows. The first one was `c[i] = a[i] + b[i]`,
+# and behind the window it still is: threads that know their index, a guard at the end, memory that is read in whole
+# lines. The rest was done to keep them busy.
 #
 # ## Resources
 #

@@ -21,7 +21,8 @@ from labkit.course.site.markdown import Markdown
 NAMESPACES = ("cuda", "ptx")  # what is called from these needs an explanation each
 # What only measures, draws or names a module needs none.
 ORDINARY = frozenset({"cuda", "ptx", "plots", "measure", "device"})
-TITLE_OF_A_WORK = re.compile(r"(?<![\w*])\*(?=[^\s*])[^*]{25,}(?<=[^\s*])\*(?![\w*])")
+IN_CODE = re.compile(r"(?s)(`+)(.+?)(?<!`)\1(?!`)")  # fenced code begins and ends with three
+TITLE_OF_A_WORK = re.compile(r"(?<![\w*])\*(?=[^\s*])[^*]{26,}(?<=[^\s*])\*(?![\w*])")  # longer than any term
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def names_before(course: Course) -> list[FirstUse]:
     found = []
     for chapter in course.chapters:
         text = "\n".join(_prose(chapter))
-        mentioned |= set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
+        mentioned |= set(re.findall(r"\w+", " ".join(code for _, code in IN_CODE.findall(text))))
         for name, line in _names(chapter):
             if name in used:
                 continue
