@@ -150,8 +150,8 @@ def grid_barrier_warning(record, kernel_name, sites, grid, block):
     return fault.error(
         _as_warning,
         f"cg.this_grid().sync() was reached by {arrived} of the {threads} threads of the grid; thread {fault.thread} "
-        f"of block {fault.block} ends without it. GPUs let this pass as long as thread 0 of every block is there; CUDA "
-        "does not promise it: let every thread of the grid reach it",
+        f"of block {fault.block} ends without it. GPUs let this pass as long as thread 0 of every block arrives, but "
+        "CUDA does not guarantee it: let every thread of the grid reach it",
     )
 
 
@@ -163,11 +163,11 @@ def _warp_mask(fault):
     mask, _, absent = fault.details
     absent = [lane for lane in range(32) if absent >> lane & 1]
     return (f"cuda.{fault.text} under divergence: {fault.spot} calls it with the mask {mask & 0xFFFFFFFF:#010x}, and "
-            f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there")
+            f"{_lanes(absent)} of its warp, which the mask names, {'does' if len(absent) == 1 else 'do'} not call it")
 
 
 def _warp_source(fault):
-    return (f"{fault.spot} reads lane {fault.details[0]} with cuda.{fault.text}, and that lane takes no part in it: it "
+    return (f"{fault.spot} reads lane {fault.details[0]} with cuda.{fault.text}, but that lane does not take part: it "
             "has returned, or does not exist")
 
 
@@ -201,7 +201,7 @@ def _reshape(fault):
 
 def _timeout(fault):
     seconds = f"{fault.limit:g} s" if fault.limit else "the time limit"
-    return (f"stopped after {seconds} in which no block ended: a loop that never ends? It was {fault.spot} that ran. "
+    return (f"stopped after {seconds} in which no block ended, while {fault.spot} was running: a loop that never ends? "
             "LABKIT_TIME_LIMIT sets the limit in seconds")
 
 

@@ -250,7 +250,7 @@ class Interpreter:
         late = self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline
         if late or (self.max_ticks is not None and self.ticks > self.max_ticks):
             line = sys._getframe(1).f_lineno
-            spent = f"{self.limit:g} s in which no block ended" if late else f"{self.ticks:,} turns of its loops"
+            spent = f"{self.limit:g} s in which no block ended" if late else f"{self.ticks:,} loop iterations"
             hint = " LABKIT_TIME_LIMIT sets the limit in seconds" if late else ""
             raise KernelTimeout(
                 f"{self.program.name}, line {line}: stopped while {self.doing}, after {spent}: a loop that never ends?"

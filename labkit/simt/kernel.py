@@ -93,7 +93,7 @@ class Kernel:
 
     def __getattr__(self, name):
         if name in _OF_GPU_CODE:
-            raise AttributeError(f"{self.__name__}.{name} tells of GPU code: it needs a GPU")
+            raise AttributeError(f"{self.__name__}.{name} describes GPU code: it needs a GPU")
         raise AttributeError(f"a kernel has no attribute {name!r}")
 
     @cached_property

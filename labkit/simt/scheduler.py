@@ -245,8 +245,8 @@ class Scheduler:
             if source not in lanes:
                 self.execution.stuck(
                     "warp", thread.request[1], thread, op,
-                    f"{self.execution.who(thread)} reads lane {source} with cuda.{op}, and that lane takes no part in "
-                    "it: it has returned, or does not exist.", index=source)  # fmt: skip
+                    f"{self.execution.who(thread)} reads lane {source} with cuda.{op}, but that lane does not take "
+                    "part: it has returned, or does not exist.", index=source)  # fmt: skip
                 return args[1]
             return lanes[source].request[2][1]
         values = {k: t.request[2][1] for k, t in lanes.items()}

@@ -45,7 +45,7 @@ class Store:
         content = data[start:]
         if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != hashlib.sha256(content).digest():
             self.forget(key)
-            self._warn("damaged", f"a compiled kernel was damaged on disk and is compiled anew: {path}")
+            self._warn("damaged", f"a compiled kernel on disk was damaged and is being recompiled: {path}")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the least recently used go first

@@ -529,7 +529,7 @@ def exercised(tmp_path, monkeypatch):
 def test_a_learner_checks_makes_progress_and_resets(exercised):
     done = exercised("check", "--all")
     assert done.exit_code == 1 and "0 of 4 passed." in done.output
-    assert "`scale_vector` is still as it was given" in done.output
+    assert "`scale_vector` has not been changed yet" in done.output
     assert done.output.endswith("Next: answer scale_vector in work/exercises/00_first.ipynb (labkit learn scale_vector "
                                 "opens it), save it, then: labkit check scale_vector\n")
     assert "0 of 4" in exercised("progress").output
@@ -548,7 +548,7 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
     player = exercised.root / ".labkit" / "play" / "scale_again.html"
     assert [verdict["player"] for verdict in verdicts.values()] == ["", "", "", str(player)]
     assert "out_of_bounds" in player.read_text(encoding="utf-8")
-    assert "step by step: labkit check scale_again --play" in exercised("check", "scale_again").output
+    assert "step through its threads: labkit check scale_again --play" in exercised("check", "scale_again").output
 
     done = exercised("progress")
     assert "3 of 4" in done.output and "4 of 7" in done.output

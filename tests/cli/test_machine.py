@@ -49,7 +49,7 @@ def test_a_directory_that_is_gone(arguments, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     program = f"import os, sys; os.rmdir({str(gone)!r}); from labkit.cli import main; main()"
-    assert_one_sentence(run("-c", program, *arguments.split(), cwd=gone), "the current directory is gone")
+    assert_one_sentence(run("-c", program, *arguments.split(), cwd=gone), "the current directory no longer exists")
 
 
 @pytest.mark.parametrize("arguments", ["learn --list", "progress"])

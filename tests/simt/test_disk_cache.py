@@ -102,7 +102,7 @@ def test_damaged_files(program):
             if damage is not None:
                 file.write_bytes(damage(content))
         text = finish(program.start(1, len(DAMAGES)), warnings=True)
-        assert text.count("a compiled kernel was damaged on disk and is compiled anew: ") == 1  # once for all of them
+        assert text.count("a compiled kernel on disk was damaged and is being recompiled: ") == 1  # for all
     program(1, len(DAMAGES))
 
 

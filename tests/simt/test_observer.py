@@ -212,7 +212,7 @@ def test_two_threads_store_to_one_element():
     race = only(observe(everyone_to_one[1, 40], counting(40), zeros(1)), "races")
     assert race.lines == lines_of(everyone_to_one, "write")
     assert len(set(race.threads)) == 2 and race.array == "out" and race.index == (0,)
-    assert "Two threads must not store to one element" in str(race)
+    assert "Two threads must not store to the same element" in str(race)
 
 
 @cuda.jit
@@ -1201,5 +1201,5 @@ def test_a_fence_orders_blocks_if_it_is_wide_enough_and_before_the_atomic(scope)
     race = only(report, "races")
     assert race.lines == lines_of(hands_over, "write", "read")
     [line] = lines_of(hands_over, "narrow")
-    advice = f"cuda.threadfence_block() at line {line} orders memory for the threads of its own block alone"
+    advice = f"cuda.threadfence_block() at line {line} orders memory only for the threads of its own block"
     assert (advice in str(race)) == (scope == 1)

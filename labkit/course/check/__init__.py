@@ -73,7 +73,7 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
         if exercise.kind == "predict":
             diagnosis = diagnose_prediction(exercise, answer, numbers or {}, tries)
         elif numbers:
-            raise ValueError(f"check({exercise.name!r}, ...) takes the answer and seed, not {', '.join(numbers)}")
+            raise ValueError(f"check({exercise.name!r}, ...) takes only the answer and seed, not {', '.join(numbers)}")
         else:
             diagnosis = diagnose_answer(exercise, answer := adopted(answer), seed)
         player, timing = "", NOT_TIMED

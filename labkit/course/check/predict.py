@@ -24,21 +24,21 @@ def diagnose_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 
             raise ValueError(f"check({exercise.name!r}, ...) needs names: {', '.join(f'{k}=...' for k in truth)}")
         numbers = {**dict.fromkeys(truth, answer), **numbers}
     if unknown := numbers.keys() - truth.keys():
-        raise ValueError(f"check({exercise.name!r}, ...) knows no {sorted(unknown)[0]!r}; asked are {', '.join(truth)}")
+        raise ValueError(f"check({exercise.name!r}, ...) has no {sorted(unknown)[0]!r}; allowed are {', '.join(truth)}")
     missing = [key for key in truth if numbers.get(key) is None or numbers[key] is Ellipsis]
     wrong = [key for key in truth if key not in missing and not _equal(numbers[key], truth[key])]
     if missing and not wrong:
         return Diagnosis("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
-                         ("Set the number in the cell above, run that cell, then this one.",))
+                         ("Enter your prediction in the cell above, run that cell, then this one.",))
     rows = [[key, "none yet" if key in missing else show_value(numbers[key]),
              "" if key in missing else "no" if key in wrong else "yes"] for key in truth]
     table = {"columns": ["asked", "your prediction", "right"], "rows": rows}
     if not wrong:
-        return Diagnosis("passed", "Each prediction is what happens.", table=table)
+        return Diagnosis("passed", "Every prediction is right.", table=table)
     known = [key for key in wrong if key in exercise.how]
     details = tuple(f"`{key}`: {exercise.how[key]}" for key in known)
     if known and tries + 1 < WORKING_AFTER:
-        details = ("Think about it again, or ask for a hint. After the third try the working is shown.",)
+        details = ("Think again, or get a hint. After the third try you will see the working.",)
     head = f"{len(wrong)} of {counted(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
     if missing:
         head += f" No prediction yet for {', '.join(f'`{key}`' for key in missing)}."

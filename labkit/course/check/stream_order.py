@@ -115,9 +115,9 @@ class StreamOrder:
     def _sentence(self, earlier: Work, label: str, stream: int, conflict: str) -> str:
         first, second = self._stream_name(earlier.stream), self._stream_name(stream)
         opening = f"{earlier.label[:1].upper()}{earlier.label[1:]} on {first} and {label} on {second}"
-        return (f"{opening} touch the same bytes: {conflict}. Nothing orders the two, and on a GPU they may run at "
-                f"the same time, or the second first. Put both on one stream, or record an event on {first} after the "
-                f"first, and let {second} wait for it; or give each stream memory of its own.")
+        return (f"{opening} touch the same bytes: {conflict}. Nothing orders the two, so on a GPU they may run at "
+                f"the same time, or the second may run first. Put both on one stream; or record an event on {first} "
+                f"after the first, and make {second} wait for it; or give each stream separate memory.")
 
     def _stream_name(self, stream: int) -> str:
         if stream in DEFAULT:

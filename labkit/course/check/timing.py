@@ -54,5 +54,5 @@ def time_answer(exercise: Exercise, answer, seed: int) -> Timing:
         except Exception:  # a baseline that fails is left out
             continue
         return Timing(answer_ms, answer_ms / baseline_ms, (
-            f"{sentence} {label} takes {baseline_ms:.3g} ms: yours is {answer_ms / baseline_ms:.2f} of that."))
+            f"{sentence} {label} takes {baseline_ms:.3g} ms, yours takes {answer_ms / baseline_ms:.2f} times as long."))
     return Timing(answer_ms, None, sentence)

@@ -41,7 +41,7 @@ class Verdict:
     table: dict | None = None  # {"columns": [...], "rows": [[...]]}: expected against got
     mistake: str = ""  # the known mistake that this answer makes, or that it resembles
     mistake_is_exact: bool = False  # it does the same in everything that was compared; else it only looks like it
-    where: str = ""  # "on the CPU device", "measured on NVIDIA H200"
+    where: str = ""  # "on the CPU device", "on NVIDIA H200"
     size: dict | None = None  # of the smallest case that failed
     seed: int | None = None  # repeats the check: check(name, kernel, seed=...)
     seconds: float = 0.0
@@ -72,17 +72,18 @@ class Verdict:
         return self._footer(can_be_typed_to())
 
     def _footer(self, notebook: bool) -> str:
-        parts = [f"Reached {self.where}, in {self.seconds - self.compiling:.1f} s"] if self.where else []
+        parts = [f"Checked {self.where}, in {self.seconds - self.compiling:.1f} s"] if self.where else []
         if parts and self.compiling >= 0.5:
-            parts[0] += f" and {self.compiling:.1f} s for compiling, which the next check will not need"
+            parts[0] += f" and {self.compiling:.1f} s for compiling, which the next check will skip"
         if self.seed is not None and not self.passed:
-            parts.append(f"the same inputs again: seed={self.seed}")
+            parts.append(f"to repeat these inputs: seed={self.seed}")
         if not self.passed and self.kind != "unchanged":
-            parts.append(f'a hint: hint("{self.exercise}")' if notebook else f"a hint: labkit hint {self.exercise}")
+            parts.append(f'for a hint: hint("{self.exercise}")' if notebook else
+                         f"for a hint: labkit hint {self.exercise}")
         if self.player:
-            parts.append(f"its threads, step by step: {self.player}")
+            parts.append(f"to step through its threads: {self.player}")
         elif self.can_play:
-            parts.append(f"its threads, step by step: labkit check {self.exercise} --play")
+            parts.append(f"to step through its threads: labkit check {self.exercise} --play")
         text = "; ".join(parts)
         return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -186,7 +187,7 @@ def verdict_of(exercise: Exercise, diagnosis: Diagnosis, seed: int, timing: Timi
 
 
 def _where() -> str:
-    return f"measured on {device.name()}" if device.on_gpu() else "on the CPU device"
+    return f"on {device.name()}" if device.on_gpu() else "on the CPU device"
 
 
 def _title(name: str) -> str:

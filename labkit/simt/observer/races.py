@@ -163,34 +163,34 @@ class RaceDetector:
         updates = a_line == b_line and a_line in self.updating
         if benign:
             advice = (
-                "Both leave the same value there, so the result does not depend on it. To be clean, let one thread "
+                "Both store the same value, so the result does not depend on it. To be clean, let one thread "
                 "store it, as in `if cuda.threadIdx.x == 0:`." if a_kind == b_kind else
-                "The value is the same before and after, so the result does not depend on it. To be clean, put "
+                "The value does not change, so the result does not depend on it. To be clean, put "
                 "cuda.syncthreads() between them, or store only where the value changes."
             )  # fmt: skip
         elif reach == 2 and narrow:
             advice = (
-                f"cuda.threadfence_block() at line {self.narrow_line} orders memory for the threads of its own block "
-                "alone: for another block use cuda.threadfence()."
+                f"cuda.threadfence_block() at line {self.narrow_line} orders memory only for the threads of its own "
+                "block: for another block use cuda.threadfence()."
             )
         elif a_line in self.flag_lines and a_kind == "load" or b_line in self.flag_lines and b_kind == "load":
             advice = (
                 "A loop that waits for a flag must read it with an atomic, such as cuda.atomic.add(flag, 0, 0), and "
-                "the other thread set it with one, cuda.atomic.exch, after cuda.threadfence(). Else the compiler "
-                "may read it once and spin for ever."
+                "the other thread must set it with one, cuda.atomic.exch, after cuda.threadfence(). Otherwise the "
+                "compiler may read it only once, and the loop never ends."
             )
         elif a_kind == b_kind == "store" and a_line == b_line:
-            advice = "Two threads must not store to one element: give each its own, or use an atomic."
+            advice = "Two threads must not store to the same element: give each a different one, or use an atomic."
         elif "atomic" in (a_kind, b_kind) and reach == 2:
-            advice = "An atomic and a plain access do not see each other: use atomics for both, or a second launch."
+            advice = "An atomic does not protect against a plain access: use atomics for both, or a second launch."
         elif reach == 2 and self.program.cooperative:
-            advice = "Put a barrier of the whole grid, cg.this_grid().sync(), between them."
+            advice = "Put a grid-wide barrier, cg.this_grid().sync(), between them."
         elif reach == 2 and self.program.has_atomics and b_kind == "load" and not self.fenced:
-            advice = "An atomic after the write orders the two only if cuda.threadfence() stands before it."
+            advice = "An atomic after the write orders the two only if there is a cuda.threadfence() before it."
         elif reach == 2:
             advice = "Blocks cannot wait for one another within a launch: use an atomic, or a second launch."
         elif updates:
-            advice = "If both mean to add to it, use cuda.atomic.add; else put cuda.syncthreads() between them."
+            advice = "If both should add to it, use cuda.atomic.add; otherwise put cuda.syncthreads() between them."
         elif a_line == b_line:
             advice = "Read into a variable, put cuda.syncthreads(), then write."
         elif a_line > b_line:

@@ -67,7 +67,7 @@ def test_where_a_race_stands_in_a_branch_the_barrier_is_not_put_into_it():
     first = reversed_in_a_branch.py_func.__code__.co_firstlineno
 
     text, = findings._where_no_barrier_may_stand(race(first + 4, first + 5), reversed_in_a_branch)
-    assert f"the `if` of line {first + 3}" in text
+    assert f"the `if` on line {first + 3}" in text
     assert not findings._where_no_barrier_may_stand(race(first + 2, first + 5), reversed_in_a_branch)
 
 
@@ -90,7 +90,7 @@ def test_where_a_warp_alone_waits_that_line_is_named(one_warp):
 
     found = findings._where_a_warp_alone_waits(race(first + 7, first + 9, one_warp), transposed_by_warps)
     assert bool(found) == (not one_warp)
-    assert not found or f"Line {first + 8}: `cuda.syncwarp()`" in found[0] and "of two warps" in found[0]
+    assert not found or f"Line {first + 8}: `cuda.syncwarp()`" in found[0] and "different warps" in found[0]
     assert not findings._where_a_warp_alone_waits(race(first + 4, first + 5), transposed_by_warps)
 
 

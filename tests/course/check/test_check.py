@@ -67,8 +67,8 @@ cpu_only = pytest.mark.skipif(device.on_gpu(), reason="what the CPU device expla
 def test_a_right_kernel_passes_and_the_verdict_says_where():
     result = examined(right)
     assert result.passed and result.kind == "passed"
-    assert "Right at 5 sizes, from n=1" in result.headline
-    assert "measured on" in result.footer if device.on_gpu() else "Reached on the CPU device" in result.footer
+    assert "Correct at 5 sizes, from n=1" in result.headline
+    assert f"Checked on {device.name() if device.on_gpu() else 'the CPU device'}" in result.footer
 
 
 @cpu_only
@@ -78,8 +78,8 @@ def test_a_failing_kernel_can_be_played_where_its_threads_can_be_watched(answer,
     result = examined(answer, seed=1, play_in=str(tmp_path))
     assert result.can_play == offered and bool(result.player) == offered
     assert ([path.name for path in tmp_path.iterdir()] == ["scale_vector.html"]) == offered
-    assert ("step by step: " in result.footer) == offered
-    offer = "step by step: labkit check scale_vector --play"
+    assert ("step through its threads: " in result.footer) == offered
+    offer = "step through its threads: labkit check scale_vector --play"
     assert (offer in examined(answer, seed=1).footer) == offered
 
 
@@ -88,23 +88,23 @@ def test_a_failing_kernel_can_be_played_where_its_threads_can_be_watched(answer,
     ("answer", "kind", "words"),
     [
         (None, "unchanged", "There is no kernel yet."),
-        (stub, "unchanged", "`stub` is still as it was given"),
-        (nbgraders_stub, "unchanged", "`nbgraders_stub` is still as it was given"),
+        (stub, "unchanged", "`stub` has not been changed yet"),
+        (nbgraders_stub, "unchanged", "`nbgraders_stub` has not been changed yet"),
         (plain, "not_a_kernel", "Put `@cuda.jit` on the line above `def plain(...)`"),
         (right[1, 1], "not_a_kernel", "Pass the kernel itself, without [grid, block]."),
-        (cuda.jit(device=True)(plain), "not_a_kernel", "Take `device=True` out of"),
-        (numba.njit(plain), "not_a_kernel", "put `@cuda.jit` in its place"),
+        (cuda.jit(device=True)(plain), "not_a_kernel", "Remove `device=True` from"),
+        (numba.njit(plain), "not_a_kernel", "put `@cuda.jit` above `def plain(...)` instead"),
         (type("AClass", (), {}), "not_a_kernel", "A kernel is a function"),
-        (7, "not_a_kernel", "Asked for is a kernel, not 7 (int)."),
+        (7, "not_a_kernel", "This exercise needs a kernel, not 7 (int)."),
         (two_parameters, "wrong_arguments", "Yours: a, out. Launched with: a, s, out, in this order."),
-        (returns, "returns", "A kernel returns nothing: it writes its result into an array."),
-        (no_attribute, "wrong_types", "`a[i]` is a number (float32) here, and has no `.wide`"),
-        (uses_a_dictionary, "unsupported", "A kernel cannot make a dictionary: a thread can ask for no memory"),
+        (returns, "returns", "A kernel cannot return a value: it writes its result to an array."),
+        (no_attribute, "wrong_types", "`a[i]` is a number (float32) here, so it has no `.wide`"),
+        (uses_a_dictionary, "unsupported", "A kernel cannot create a dictionary: it cannot allocate memory"),
         (writes_its_input, "input_changed", "Input number 1 was written to."),
         (barrier_in_a_branch, "barrier", "Some threads of a block never reach a barrier"),
         (neighbours_share, "race", ""),
-        (every_second, "wrong_result", "Every second element, from 1 on"),
-        (first_block, "wrong_result", "Only the first 128 elements, as many as a block has threads, are right."),
+        (every_second, "wrong_result", "Starting at 1, every second element was never written"),
+        (first_block, "wrong_result", "Only the first 128 elements are right, as many as a block has threads."),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -134,7 +134,7 @@ def test_outside_of_an_array_of_the_kernels_own_its_size_is_asked_for_and_no_gua
                              "cuda.syncthreads()\n" + RIGHT.replace("* s", "* tile[0]")))
     text = " ".join(result.details)
     assert result.headline == "A thread reaches outside `tile`." and "Is there a guard" not in text
-    assert "makes `tile` of the shape (8,), and launches have blocks of 128 threads. Is the array too small" in text
+    assert "creates `tile` of the shape (8,), and blocks have 128 threads. Is the array too small" in text
 
 
 @cpu_only
@@ -179,9 +179,9 @@ def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
         (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; expected is one number."),
         (lambda n, threads: "many", "wrong_types", "The function returns str, not numbers."),
         (lambda n, threads: n // 0, "raised", "It raised ZeroDivisionError."),
-        (lambda n: n, "raised", "`<lambda>` takes 1 argument, and is called with 2."),
+        (lambda n: n, "raised", "`<lambda>` takes 1 argument, but is called with 2."),
         (lambda n, threads: n // threads + 1, "wrong_result", "It was called with 128, 128."),
-        (right, "not_a_function", "`right` is a kernel; asked for is a function of the host."),
+        (right, "not_a_function", "`right` is a kernel; this exercise needs a host function."),
     ],
 )
 def test_functions_of_the_host(function, kind, words):
@@ -200,7 +200,7 @@ def test_predictions():
     assert result.headline == "1 of 2 predictions is wrong." and "Take the elements from" in result.details[0]
     assert result.mistake == "counts the last block's busy threads"
     assert "24" not in json.dumps(result.result()["table"])  # the truth is not shown
-    with pytest.raises(ValueError, match="knows no 'idel'; asked are idle, blocks"):
+    with pytest.raises(ValueError, match="has no 'idel'; allowed are idle, blocks"):
         predicted(idel=1)
 
 
@@ -262,7 +262,7 @@ def test_one_element_written_beside_the_output_is_enough(element):
                                        "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
     verdict = examine(exercise, stray)
     assert verdict.kind == "out_of_bounds" and verdict.headline == "A thread writes outside the output."
-    assert f"element {element} was written" in verdict.details[0]
+    assert f"element {element} (in memory order) was written" in verdict.details[0]
     assert examine(exercise, lambda a, s, out: right[1, 64](a, s, out)).passed
 
 
@@ -374,10 +374,10 @@ def changed(where, value=-1.0, base=LINE):
     ("expected", "got", "words"),
     [
         (LINE, np.full(300, np.nan), "No element was written."),
-        (LINE, changed(slice(256, None)), "They are all of the last block: elements 256 to 299 are wrong."),
+        (LINE, changed(slice(256, None)), "They are all in the last block: elements 256 to 299 are wrong."),
         (LINE, changed(slice(128, None), np.nan), "Only the first 128 elements"),
         (LINE, changed(slice(10, 20)), "elements 10 to 19 (in memory order) are wrong"),
-        (LINE, changed(slice(1, None, 3)), "Every third element, from 1 on: they are wrong."),
+        (LINE, changed(slice(1, None, 3)), "Starting at 1, every third element is wrong."),
         (LINE, changed(0), "Only the first element is wrong."),
         (LINE, changed(-1, np.nan), "Only the last element was never written."),
         (LINE, np.roll(LINE, 1), "shifted by one: element i holds what belongs at i - 1."),
@@ -394,8 +394,8 @@ def changed(where, value=-1.0, base=LINE):
         (CUBE, CUBE * np.where(np.arange(4) == 2, 3, 1), "[:, :, k] with k = 2 are wrong, and no others. Each of these "
          "is 3 times what it should be."),
         (LINE, changed(slice(10, 20)), "All of these hold -1."),
-        (LINE, np.sort(LINE), "These are the right numbers, in another order."),
-        (MARKED, np.roll(MARKED, 4) + (np.roll(MARKED, 4) > 0), "-1 stands at elements 0 to 3, and belongs at elements "
+        (LINE, np.sort(LINE), "These are the right values in another order."),
+        (MARKED, np.roll(MARKED, 4) + (np.roll(MARKED, 4) > 0), "-1 is at elements 0 to 3, but belongs at elements "
          "8 to 11."),
     ],
 )
@@ -427,7 +427,7 @@ def test_what_observe_finds_is_a_verdict(report):
     result = examined(right)
     assert result.kind == "race" and result.headline == "Two threads race for the same element."
     assert result.details[:2] == ("Threads 0 and 1 both write out[0].",) * 2
-    assert "There are 3 such findings" in result.details[2]
+    assert "there are 3 such findings" in result.details[2]
     report.races = []
     assert examined(right).passed
 

@@ -230,7 +230,7 @@ def test_check_names_one_buffer_of_three_streams():
     lines.remove(size)
     lines.insert(next(k for k, line in enumerate(lines) if "on_device =" in line), size)
     verdict = examine(exercise, solution.run("\n".join(lines), "<shared by three streams>"), seed=3)
-    assert verdict.kind == "race" and "memory of its own" in str(verdict).replace("\n", " ")
+    assert verdict.kind == "race" and "separate memory" in str(verdict).replace("\n", " ")
     assert verdict.mistake == "" and not verdict.mistake_is_exact
 
 

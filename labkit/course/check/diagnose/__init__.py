@@ -33,7 +33,7 @@ from labkit.course.check.sources import mentions
 from labkit.course.exercises import Exercise
 
 TELLING_ELEMENTS = 8  # fewer wrong elements show no pattern
-ONE_THING_MISSING = "The result is right, but one thing is asked for besides."
+ONE_THING_MISSING = "The result is right, but one requirement is not met."
 
 
 def diagnose_differences(exercise: Exercise, answer, cases: list[Case], differences: list[Difference]) -> Diagnosis:
@@ -49,8 +49,8 @@ def _right(exercise: Exercise, answer, cases: list[Case], differences: list[Diff
     reports = [one.attempt.report for one in differences if one.attempt.report is not None]
     benign = [text for report in reports for text in about_benign(report)][:1]
     sizes = [case.size for case in cases if not case.where]
-    return Diagnosis("passed", f"Right at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}.",
-                     (*benign, *(f"A remark. {text}" for text in wide)))
+    return Diagnosis("passed", f"Correct at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}.",
+                     (*benign, *(f"A remark: {text}" for text in wide)))
 
 
 def _wrong(exercise: Exercise, answer, cases: list[Case], differences: list[Difference]) -> Diagnosis:
@@ -85,7 +85,7 @@ def described(exercise: Exercise, answer, difference: Difference) -> Diagnosis:
     elif attempt.report is not None:
         diagnosis = describe_report(exercise, answer, difference)
     elif attempt.host_run is not None and difference.kind == "race":
-        return Diagnosis("race", "The result is right here, but work on two streams is not ordered: a race.",
+        return Diagnosis("race", "The result is right this time, but the work on two streams is not ordered: a race.",
                          tuple(attempt.host_run.streams.unordered[:2]))
     elif attempt.host_run is not None and difference.kind == "demand":
         return Diagnosis("demand", ONE_THING_MISSING, difference.trace)
@@ -112,7 +112,7 @@ def _with_larger(diagnosis: Diagnosis, case: Case, later: Iterable[tuple[Case, D
         return diagnosis
     for larger, found in later:
         if found.summary:
-            detail = f"At {size_text(larger.size)}, in the table: {found.summary}"
+            detail = f"At {size_text(larger.size)} (see the table): {found.summary}"
             return replace(diagnosis, details=(*diagnosis.details, detail), table=found.table)
     return diagnosis
 

@@ -59,19 +59,19 @@ def describe_before(exercise: Exercise, answer, difference: Difference, before: 
     count, total = int(before.mask.sum()), before.mask.size
     line, code = store_that_adds(answer)
     if code:
-        why = f"`{code}` takes what the output holds already, and nothing was there: the output is not set to 0 before."
+        why = f"`{code}` uses the value already in the output, but nothing has set it to 0 first."
         line_text = (quote_line(line[0], line[1]),)
     else:
-        why = ("What the output holds already is used, by an update such as `+=` or by an option such as beta of a "
-               "library's call, and nothing was there: the output is not set to 0 before.")
+        why = ("The value already in the output is used, by an update such as `+=` or an option such as beta in a "
+               "library call, but nothing has set it to 0 first.")
         line_text = ()
     if before.right_from_zero:
-        cure = "From an output full of zeros the result would be right. Store with `=`, or begin with a total of 0."
+        cure = "With an output full of zeros, the result would be right. Store with `=`, or start from a total of 0."
     else:
-        cure = "From an output full of zeros the result would be wrong, too."
-    head = "The result is added to what was in the output, and nothing was there." if before.right_from_zero else (
-        "The result depends on what was in the output, and nothing was there.")
-    how_many = "" if count == total else f" This is so for {count:,} of {total:,} elements."
+        cure = "Even with an output full of zeros, the result would be wrong."
+    head = "The result is added to an output that was never set to 0." if before.right_from_zero else (
+        "The result depends on what was in the output, which was never set.")
+    how_many = "" if count == total else f" This affects {count:,} of {total:,} elements."
     written = replace(difference, unwritten=difference.unwritten & ~before.mask)
     return replace(describe_elements(exercise, case, written), headline=head, summary="",
                    details=(f"The smallest case that fails: {size_text(case.size)}. {why}{how_many}", *line_text, cure))

@@ -26,7 +26,7 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "/
 MAKERS = {"zeros", "empty", "ones", "full", "array", "zeros_like", "empty_like", "ones_like", "full_like", "arange",
           "linspace", "asarray"}  # fmt: skip
 CONTAINERS = ("a list", "a dictionary", "a set", "a generator")
-ONE_BY_ONE = "A kernel computes single elements"
+ONE_BY_ONE = "A kernel works on single elements"
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def _matrix_product(source, error, line):
 
 
 def matrix_product(node) -> str:
-    return (f"`{code_of(node)}`: a kernel has no `@`, which works on whole arrays. {ONE_BY_ONE}: add up the products "
-            "in a loop, `total += a[row, k] * b[k, col]`.")
+    return (f"`{code_of(node)}`: kernels do not support `@`, which works on whole arrays. {ONE_BY_ONE}: add up "
+            "the products in a loop, `total += a[row, k] * b[k, col]`.")
 
 
 def _unknown_name(source, error, line):
@@ -107,14 +107,14 @@ def _unknown_attribute(source, error, line):
     node = nodes[0] if nodes else None
     subject = f"`{code_of(node.value)}`" if node is not None else "It"
     if kind and "array" not in kind:
-        return f"{subject} is a number ({kind}) here, and has no `.{name}`.", node
+        return f"{subject} is a number ({kind}) here, so it has no `.{name}`.", node
     if name in ARRAY_ATTRIBUTES:
-        return f"`{code_of(node)}` is a value, not a function: write it without ().", node
+        return f"`{code_of(node)}` is a value, not a function: remove the ().", node
     sentence = f"{subject} has no `.{name}`{'' if kind else '()'} in a kernel."
     suggestion = meant(name, ARRAY_ATTRIBUTES, f"{code_of(node.value)}." if node is not None else ".")
     if not suggestion and name in ("lenght", "length", "len", "count"):
-        suggestion = " Did you mean `.size`, the number of its elements, or `.shape[0]`, the length of its first axis?"
-    return f"{sentence}{suggestion or ' An array has `.shape`, `.size`, `.ndim` and `.dtype` there.'}", node
+        suggestion = " Did you mean `.size`, the number of elements, or `.shape[0]`, the length of the first axis?"
+    return f"{sentence}{suggestion or ' In a kernel, arrays have `.shape`, `.size`, `.ndim` and `.dtype`.'}", node
 
 
 def _grid(source, error, line):
@@ -134,11 +134,11 @@ def _grid(source, error, line):
         if axes == 1:
             names = code_of(target).strip("()").split(",")[0]
         if count == 1:
-            instead = f", or `{code_of(call.func)}(1)` for one"
+            instead = f", or call `{code_of(call.func)}(1)` for one"
         else:
-            instead = f", or `{code_of(call.func)}({count})` for {count}"
-        return (f"`{code_of(call)}` gives {counted(axes, 'number')}, and {counted(count, 'name')} "
-                f"{'stands' if count == 1 else 'stand'} on the left. Write `{names} = {code_of(call)}`{instead}."), node
+            instead = f", or call `{code_of(call.func)}({count})` for {count}"
+        return (f"`{code_of(call)}` returns {counted(axes, 'number')}, but there {'is' if count == 1 else 'are'} "
+                f"{counted(count, 'name')} on the left. Write `{names} = {code_of(call)}`{instead}."), node
     return None
 
 
@@ -151,7 +151,7 @@ def _shape_whole(source, error, line):
         for side in sides:
             if isinstance(side, ast.Attribute) and side.attr == "shape":
                 code = code_of(side)
-                return (f"`{code}` is a tuple with the length of each axis. Compare with one of them, `{code}[0]`, or "
+                return (f"`{code}` is a tuple with the length of each axis. Compare with one length, `{code}[0]`, or "
                         f"with the number of elements, `{code_of(side.value)}.size`."), node
     return None
 
@@ -168,7 +168,7 @@ def _unpacking(source, error, line):
         subject = f"`{code_of(value.value)}` has {counted(count, 'axis').replace('axiss', 'axes')}"
     else:
         subject = f"`{code_of(value)}` is {'one number' if count is None else counted(count, 'number')}"
-    return f"{subject}, and {counted(names, 'name')} stand on the left.", nodes[0]
+    return f"{subject}, but there are {counted(names, 'name')} on the left.", nodes[0]
 
 
 def _indices(source, error, line):
@@ -178,9 +178,9 @@ def _indices(source, error, line):
     nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == index_count
              and source.axes.get(code_of(n.value), axes) == axes]
     node = nodes[0] if len({code_of(n.value) for n in nodes}) == 1 else None
-    subject = f"`{code_of(node.value)}`" if node is not None else "An array of this line"
+    subject = f"`{code_of(node.value)}`" if node is not None else "An array on this line"
     plural = "axis" if axes == 1 else "axes"
-    return f"{subject} has {axes} {plural}, and gets {index_count} {'index' if index_count == 1 else 'indices'}.", node
+    return f"{subject} has {axes} {plural}, but gets {index_count} {'index' if index_count == 1 else 'indices'}.", node
 
 
 def _width(index) -> int:
@@ -200,7 +200,7 @@ def _float_index(source, error, line):
                         "float. Use `//`."), node
     nodes = source.nodes(ast.Subscript, line)
     code = f"The index in `{code_of(nodes[0])}`" if line and nodes else "An index"
-    return f"{code} is not an integer. Only integers are indices; `int(...)` makes one of a number.", (
+    return f"{code} is not an integer. An index must be an integer; convert a number with `int(...)`.", (
         nodes[0] if line and nodes else None)
 
 
@@ -252,28 +252,28 @@ def _type_words(name: str) -> str:
 def _host_function(source, error, line):
     name = error.facts.get("name", "")
     if error.problem == "call" and name.startswith(("np.", "numpy.")) and name.rpartition(".")[2] in MAKERS:
-        return (f"`{name}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers "
-                "of one thread: `cuda.local.array(shape, float32)`. Numbers that a block shares: "
-                "`cuda.shared.array(shape, float32)`. Both take a constant shape, and hold nothing until it is stored: "
-                "set the elements to 0 in a loop."), None
+        return (f"`{name}` makes an array, but a kernel cannot allocate memory while it runs. For a few "
+                "values of one thread, use `cuda.local.array(shape, float32)`; for values that a block shares, use "
+                "`cuda.shared.array(shape, float32)`. Both need a constant shape and start out uninitialised: set the "
+                "elements to 0 in a loop."), None
     if error.problem == "call" and name.startswith(("np.", "numpy.")):
-        return (f"`{name}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
-                "of `math` for one number."), None
+        return (f"`{name}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write a loop, and use the "
+                "functions of `math` for single numbers."), None
     if error.problem == "ufunc":
         better = error.facts["better"]
-        instead = f" Use `{better}`{', which takes one number' if 'math.' in better else ''}." if better else ""
-        return f"A kernel has no `{name}`.{instead}", None
+        instead = f" Use `{better}`{', which works on one number' if 'math.' in better else ''}." if better else ""
+        return f"Kernels do not support `{name}`.{instead}", None
     if error.problem == "host function" and name.startswith(("cuda.", "numba.cuda.")):
-        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in name else ""
+        barrier = " The block barrier is `cuda.syncthreads()`." if "synchronize" in name else ""
         return f"`{name}` is for the host: a kernel cannot call it.{barrier}", None
     if error.problem == "host function":
-        return (f"`{name}` is a function of the host. To call it in a kernel, decorate it with "
+        return (f"`{name}` is a host function. To call it from a kernel, decorate it with "
                 "@cuda.jit(device=True)."), None
     if error.problem == "call" and "[" in name:
-        return (f"`{name}(...)`: a kernel is launched by the host, not in a kernel. What a kernel calls is a "
-                "function under `@cuda.jit(device=True)`, without [grid, block]."), None
+        return (f"`{name}(...)`: only the host launches kernels. A kernel can call a function decorated with "
+                "`@cuda.jit(device=True)`, without [grid, block]."), None
     if error.problem == "call":
-        return f"`{name}` is no function. For an element of an array use [ ].", None
+        return f"`{name}` is not a function. To get an element of an array, use [ ].", None
     return None
 
 
@@ -281,7 +281,7 @@ def _container(source, error, line):
     construct = error.facts.get("name", "")
     if error.problem != "construct" or not (construct in CONTAINERS or construct.endswith("comprehension")):
         return None
-    return (f"A kernel cannot make {construct}: a thread can ask for no memory while it runs. Use variables, or "
+    return (f"A kernel cannot create {construct}: it cannot allocate memory while it runs. Use variables, or "
             "`cuda.local.array(shape, dtype)` with a constant shape."), None
 
 
@@ -289,21 +289,21 @@ def _unset(source, error, line):
     if error.problem != "unset":
         return None
     name = error.facts["name"]
-    return (f"`{name}` is used here, and on some way to this line it has no value yet. Set it before, as in "
+    return (f"`{name}` is used here, but it may not have a value yet. Set it first on every path, as in "
             f"`{name} = float32(0.0)`."), None
 
 
 def _whole_array(source, error, line):
     if error.problem != "whole array":
         return None
-    return f"This computes with a whole array, or stores one. {ONE_BY_ONE}, `out[i] = ...`: is an index missing?", None
+    return f"This computes or stores a whole array. {ONE_BY_ONE}, `out[i] = ...`: is an index missing?", None
 
 
 def _stored_array(source, error, line):
     if error.problem != "stored":
         return None
     kind = "a whole array" if error.facts["type"] == "array" else "a tuple"
-    return f"What is stored here is {kind}, and an element holds one number: is an index missing?", None
+    return f"This stores {kind}, but an element holds one number: is an index missing?", None
 
 
 def _stub_arguments(source, error, line):
@@ -313,7 +313,7 @@ def _stub_arguments(source, error, line):
     if name.endswith(("grid", "gridsize")):
         return f"`{name}` takes the number of axes, 1 to 3, as in `{name}(1)`.", None
     many = counted(parameters, "argument")
-    return f"`{name}({', '.join(parameters)})` takes {many}, and is called with {count}.", None
+    return f"`{name}({', '.join(parameters)})` takes {many}, but is called with {count}.", None
 
 
 def _too_many_types(source, error, line):

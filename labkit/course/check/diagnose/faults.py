@@ -28,8 +28,8 @@ def question_outside(exercise: Exercise, answer, case: Case, array: str, shape: 
     if array in made_in_kernel(answer):
         block_size = _plain(exercise.launch(**case.size)[1])
         size = f" of the shape {shape}" if shape else ""
-        return (f"The kernel itself makes `{array}`{size}, and launches have blocks of {block_size} threads. Is the "
-                "array too small, or the index wrong?",)
+        return (f"The kernel itself creates `{array}`{size}, and blocks have {block_size} threads. Is the array too "
+                "small, or is the index wrong?",)
     return guard_question(exercise, case, shape, thread, block)
 
 
@@ -51,8 +51,8 @@ def guard_question(exercise: Exercise, case: Case, array_shape: tuple = (), thre
         of_output = _beyond(position, sizes, case.expected.shape)
         thread_index = position[0] + sizes[0] * (position[1] + sizes[1] * position[2])
         if not (thread_index >= elements if of_output is None else of_output) or of_array is False:
-            return ("This thread has an element of the output, and a guard for the output lets it through. Is the "
-                    "index right? And if it is, does this access need a guard of its own?",)
+            return ("This thread has an element of the output, so a guard for the output lets it through. Is the "
+                    "index right? If it is, does this access need a separate guard?",)
     return (f"The launch [{_plain(grid)}, {_plain(block_size)}] starts {threads:,} threads for "
             f"{counted(elements, 'element')} of the output. Is there a guard, and does it stop exactly the threads "
             "beyond the end?",)
@@ -83,10 +83,10 @@ def _plain(dimensions) -> str:
 BARRIER_ADVICE = ("Move the barrier out of the `if`, and let no thread return (or leave a loop) before it: guard the "
                   "loads and stores instead.")
 HEADLINES = {  # of a kernel that was stopped
-    "BarrierError": "Some threads of a block never reach a barrier that others wait at.",
-    "WarpError": "A warp collective is called where not all its lanes take part.",
-    "DeadlockError": "The threads of a block wait for one another for ever.",
-    "MisalignedError": "A wide access does not begin at a multiple of its width.",
+    "BarrierError": "Some threads of a block never reach a barrier where others are waiting.",
+    "WarpError": "Not all lanes take part in a warp collective.",
+    "DeadlockError": "The threads of a block wait for one another forever.",
+    "MisalignedError": "A wide access does not start at a multiple of its width.",
 }
 
 
@@ -105,34 +105,34 @@ def describe_error(exercise: Exercise, answer, difference: Difference) -> Diagno
     if name == "KernelTimeout":
         return Diagnosis(kind, f"It never ends: line {error.line}.",
                          (quote_line(filename, error.line),
-                          f"{prefix}{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop come "
-                          "nearer to its end at each turn?"))
+                          f"{prefix}{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s. Does each iteration "
+                          "bring the loop closer to its end?"))
     if is_kernel_fault(error):
         advice = (BARRIER_ADVICE,) if name == "BarrierError" else ()
         return Diagnosis(kind, HEADLINES.get(name, "The kernel raised an error."),
                          (f"{prefix}{message}.", quote_line(filename, getattr(error, "line", 0)), *advice))
     if kind == "never_ends":
-        hangs = ("The GPU still runs it: restart the notebook's kernel.",) if device.on_gpu() else ()
+        hangs = ("It is still running on the GPU: restart the notebook's kernel.",) if device.on_gpu() else ()
         return Diagnosis(kind, f"It never ends{f': line {learners_line}' if learners_line else ''}.",
-                         (*call_line, "It was stopped after some seconds. Does the loop come nearer to its end at each "
-                          "turn?", *hangs))
+                         (*call_line, "It was stopped after some seconds. Does each iteration bring the loop closer to "
+                          "its end?", *hangs))
     if kind in ("unsupported", "wrong_types"):
         found = complaint(answer, error, _axes(exercise, answer, case))
         return Diagnosis(kind, "A kernel cannot do this." if kind == "unsupported" else "The kernel does not compile.",
                          (found.sentence, *(found.quote_line or call_line)))
     if kind == "wrong_arguments":
-        return Diagnosis(kind, "The kernel was launched with arguments that it does not take.",
+        return Diagnosis(kind, "The kernel was launched with arguments that it does not accept.",
                          (f"{message}.", *call_line))
     if kind == "launch":
-        headline = ("A kernel is launched with a grid and a block." if name == "LaunchFormError" else
-                    "The launch breaks a limit of the device.")
+        headline = ("A kernel must be launched with a grid and a block." if name == "LaunchFormError" else
+                    "The launch exceeds a limit of the device.")
         return Diagnosis(kind, headline, (f"{prefix}{message}.", *call_line))
     if kind == "gpu_fault":
         return Diagnosis(kind, "The GPU stopped the kernel.",
-                         (_short(message), "Most likely a thread reached outside an array. The GPU takes no more "
-                          "launches from this process: restart the notebook's kernel."))
+                         (_short(message), "Most likely a thread reached outside an array. This process can no longer "
+                          "launch kernels: restart the notebook's kernel."))
     if isinstance(error, SystemExit):
-        return Diagnosis(kind, "It ends the whole program.",
+        return Diagnosis(kind, "It exits the whole program.",
                          (f"{prefix}`exit` or `quit` was called. End a function with `return`.", *call_line))
     words = f"{message}." if raised_by_labkit(error) else in_words(error)
     return Diagnosis(kind, f"It raised {name}.", (f"{prefix}{words}", *call_line))
@@ -163,10 +163,10 @@ def _outside(exercise: Exercise, answer, case: Case, error, prefix: str, filenam
         arguments = arguments_of(exercise, case.inputs, case.expected, case.size)
         found = let_through(answer, arguments, *exercise.launch(**case.size)[:2], error)
     if min(index) < 0:
-        guard = ("A negative index: is something subtracted before the guard?",)
+        guard = ("The index is negative: is something subtracted before the guard?",)
     elif not own and not any((*(error.thread or (1,)), *(error.block or ()))):
-        guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
-                 "the size?",)
+        guard = ("This is the very first thread. Is the index right, and is it the index that is compared with the "
+                 "size?",)
     elif found and "through" in found[-1]:
         guard = ()  # there is one, and it is named
     return Diagnosis("out_of_bounds", f"A thread reaches outside `{error.array}`.",

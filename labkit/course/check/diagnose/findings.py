@@ -16,11 +16,11 @@ from labkit.course.exercises import Exercise
 
 HEADLINES = {
     "out_of_bounds": "A thread reaches outside an array.",
-    "barrier": "Some threads of a block never reach a barrier that others wait at.",
+    "barrier": "Some threads of a block never reach a barrier where others are waiting.",
     "race": "Two threads race for the same element.",
     "uninitialized": "A thread reads memory that nothing has written.",
 }
-ONE_OF_SEVERAL = "Several threads store to the same element; here one of them should."
+ONE_OF_SEVERAL = "Several threads store to the same element; only one should."
 
 
 def describe_report(exercise: Exercise, answer, difference: Difference) -> Diagnosis:
@@ -30,7 +30,7 @@ def describe_report(exercise: Exercise, answer, difference: Difference) -> Diagn
     if gravest is None and difference.kind == "race":
         return Diagnosis("race", ONE_OF_SEVERAL, tuple(map(str, benign_races(report)))[:2])
     if gravest is None:
-        return Diagnosis("demand", "The result is right, but one thing is asked for besides.", difference.trace)
+        return Diagnosis("demand", "The result is right, but one requirement is not met.", difference.trace)
     kind, findings = gravest
     warp_alone = _where_a_warp_alone_waits(findings[0], answer) if kind == "race" else ()
     details = [_sentence(finding, findings, report, advice=not warp_alone) for finding in findings[:2]]
@@ -38,7 +38,7 @@ def describe_report(exercise: Exercise, answer, difference: Difference) -> Diagn
     if kind == "race" and not warp_alone:
         details += _where_no_barrier_may_stand(findings[0], answer)
     if len(findings) > 2:
-        details.append(f"There are {len(findings)} such findings at {size_text(case.size)}; these are the first two.")
+        details.append(f"At {size_text(case.size)} there are {len(findings)} such findings; these are the first two.")
     if kind == "out_of_bounds":
         details += question_outside(exercise, answer, case, findings[0].array,
                                     *_first_outside(findings[0], report))
@@ -48,7 +48,7 @@ def describe_report(exercise: Exercise, answer, difference: Difference) -> Diagn
 def about_benign(report) -> tuple[str, ...]:
     """A remark for a right answer with races that cannot change its result."""
     races = benign_races(report)
-    return (f"Nothing to worry about, but worth knowing. {races[0]}",) if races else ()
+    return (f"This does no harm, but you should know about it. {races[0]}",) if races else ()
 
 
 def beside_a_wrong_result(exercise: Exercise, answer, report, has_barriers: bool) -> tuple[str, ...]:
@@ -91,8 +91,8 @@ def _where_a_warp_alone_waits(finding, answer) -> tuple[str, ...]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "syncwarp" and begin < node.lineno <= end:
             return (f"{quote_line(answer.py_func.__code__.co_filename, node.lineno + first_line - 1)} makes the "
-                    "threads of one warp wait, and these are of two warps: all threads of the block must wait there, "
-                    "at cuda.syncthreads().",)
+                    "threads of one warp wait, but these two belong to different warps: all threads of the block must "
+                    "wait there, at cuda.syncthreads().",)
     return ()
 
 
@@ -108,9 +108,9 @@ def _where_no_barrier_may_stand(finding, answer) -> tuple[str, ...]:
     if block is None:
         return ()
     block_text = {ast.If: "`if`", ast.While: "loop", ast.For: "loop"}[type(block)]
-    return (f"But not inside the {block_text} of line {block.lineno + first_line - 1}: not all threads of the block "
-            f"come by there, and a barrier needs all of them. End the {block_text} before it, and begin another after "
-            "it.",)
+    return (f"But do not put it inside the {block_text} on line {block.lineno + first_line - 1}: not all threads of "
+            f"the block get there, and a barrier needs all of them. End the {block_text} before the barrier, and "
+            "start another after it.",)
 
 
 def _first_outside(finding, report) -> tuple:

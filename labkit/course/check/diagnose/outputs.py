@@ -27,12 +27,12 @@ def describe_output(exercise: Exercise, difference: Difference) -> Diagnosis:
         return describe_elements(exercise, case, difference)
     if kind == "demand":
         details = (attempt.missed, f"In this case {case.where}.") if case.where else (attempt.missed,)
-        return Diagnosis(kind, "It runs, and misses what is asked for.", details)
+        return Diagnosis(kind, "It runs, but does not meet a requirement.", details)
     if kind == "no_value":
         return Diagnosis(kind, "The function returns nothing.", ("Is `return` missing?",))
     if kind == "wrong_types" and contains_itself(attempt.value):
         return Diagnosis(kind, "The function returns a list that contains itself.",
-                         ("Is a list appended to itself?",))
+                         ("Is the list appended to itself?",))
     if kind == "wrong_types":
         return Diagnosis(kind, f"The function returns {type(attempt.value).__name__}, not numbers.")
     if kind == "wrong_shape":
@@ -40,22 +40,22 @@ def describe_output(exercise: Exercise, difference: Difference) -> Diagnosis:
                          (f"It was called with {called_with(case)}.",))
     if kind == "input_changed" and is_launched:
         return Diagnosis(kind, f"Input number {attempt.changed[0]} was written to.",
-                         ("Inputs are only read here; write to the output.",))
+                         ("Inputs are read-only here; write to the output.",))
     if kind == "input_changed":
         return Diagnosis(kind, f"Input number {attempt.changed[0]} was changed.",
-                         ("It belongs to the caller: work on a copy, such as `x.copy()` of an array.",))
+                         ("It belongs to the caller: work on a copy, such as `x.copy()` for an array.",))
     return Diagnosis("out_of_bounds", "A thread writes outside the output.",
-                     (f"At {size_text(case.size)} element {attempt.outside[0]} was written (counted in memory order), "
-                      f"and the output has {attempt.got.size:,}.", *guard_question(exercise, case)))
+                     (f"At {size_text(case.size)}, element {attempt.outside[0]} (in memory order) was written, but the "
+                      f"output has only {attempt.got.size:,}.", *guard_question(exercise, case)))
 
 
 def describe_unwatched(case: Case) -> Diagnosis:
     """The kernel ended when it was launched, in every order: only watching all its steps is too much. The count of
     steps is the same on every machine."""
-    return Diagnosis("not_observed", "The result is right, but its threads do far more work than is needed.",
-                     (f"At {size_text(case.size)} the turns of all their loops together are more than "
-                      f"{OBSERVED_STEPS:,}, and watching was stopped there. Does a thread go through much more of the "
-                      "input than it needs?",))
+    return Diagnosis("not_observed", "The result is right, but the threads do far more work than needed.",
+                     (f"At {size_text(case.size)}, the loops of all threads together ran for more than "
+                      f"{OBSERVED_STEPS:,} iterations, so they are no longer watched. Does a thread go through much "
+                      "more of the input than it needs?",))
 
 
 def describe_elements(exercise: Exercise | None, case: Case, difference: Difference) -> Diagnosis:
@@ -69,7 +69,7 @@ def describe_elements(exercise: Exercise | None, case: Case, difference: Differe
     summary = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, block, case.size,
                                                    blocks)
     if case.start is not None and np.array_equal(got, case.start):
-        summary = "It holds what it held before the launch."
+        summary = "It still holds what it held before the launch."
     if wrong.size == 1:
         headline = "The output was not written." if unwritten.all() else "The value is wrong."
     elif unwritten.all():
@@ -81,7 +81,7 @@ def describe_elements(exercise: Exercise | None, case: Case, difference: Differe
         verb = verb.replace("was", "were") if wrong.sum() > 1 else verb
         headline = f"{how_many} {wrong.size:,} elements {verb}."
     if wrong.size == 1 and not unwritten.all() and not summary:
-        summary = f"Expected is {show_value(expected.flat[0])}, and it holds {show_value(got.flat[0])}."
+        summary = f"It should be {show_value(expected.flat[0])}, but it is {show_value(got.flat[0])}."
     which = f"It fails where {case.where}: at" if case.where else "The smallest case that fails:"
     details = [f"{which} {size_text(case.size)}." + (f" {summary}" if summary else "")]
     if exercise is not None and exercise.shape is None:
@@ -90,17 +90,17 @@ def describe_elements(exercise: Exercise | None, case: Case, difference: Differe
         relative = np.max(np.where(wrong, difference.miss / np.abs(expected.astype(np.float64)), 0), initial=0)
     if 0 < relative < 1e-3 and expected.dtype.kind == "f" and np.isfinite(got).all():  # integers may be bits
         question = "; is something summed in another type?" if relative < 1e-5 else "."
-        details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
-                       f"with care{question}")
+        details.append(f"It is close: off by at most {relative:.1e} of the value. The allowed error is that of careful "
+                       f"float32 arithmetic{question}")
     return Diagnosis("wrong_result", headline, tuple(details), table_of(expected, got, wrong, unwritten), summary)
 
 
 def in_another_order(diagnosis: Diagnosis, kind: str, has_atomics: bool) -> Diagnosis:
     """What an answer that was right in the order 0, 1, 2, ... does in another."""
-    cause = ("neither of threads nor of their atomics, and what an atomic returns depends on it." if has_atomics else
-             "two threads depend on each other without a barrier (or an atomic) between them.")
-    note = ("In the order 0, 1, 2, ... of the threads the result was right; in another order it is not. A GPU "
-            f"promises no order: {cause}")
+    cause = ("threads and their atomics can run in any order, and what an atomic returns depends on it."
+             if has_atomics else "two threads depend on each other without a barrier (or an atomic) between them.")
+    note = ("With the threads in the order 0, 1, 2, ... the result was right; in another order it is not. A GPU "
+            f"guarantees no order: {cause}")
     if kind == "race":
         return replace(diagnosis, kind=kind, headline="The result depends on the order in which threads run: a race.",
                        details=(note, diagnosis.headline, *diagnosis.details))

@@ -63,7 +63,7 @@ def _sentences(index: ast.expr, value: int, state: _State, conditions: list, lin
     about = [test for test in parts if used & set(_names(test))]
     if not about:
         names = _listed([f"`{name}`" for name in _names(index)]) or "it"
-        return (text, f"No condition around line {line} compares {names} with anything.")
+        return (text, f"No condition around line {line} checks {names}.")
     shown = _listed([f"`{ast.unparse(test)}`" for test in about])
     bounds = dict.fromkeys(ast.unparse(each) for test in about for each in _bounds(test, used))
     values = [f"`{bound}` is {one}" for bound in bounds if (one := state.value_of(bound)) is not UNKNOWN]

@@ -41,15 +41,15 @@ def _which(expected, got, wrong, unwritten, inputs, block: tuple, size: dict) ->
     threads = int(np.prod(block)) if block and wrong.ndim == 1 else 0
     if count == last - first + 1:  # one run without a gap
         if last == total - 1 and threads and first == total // threads * threads:
-            return f"They are all of the last block: elements {first} to {last} {verb}."
+            return f"They are all in the last block: elements {first} to {last} {verb}."
         if last == total - 1 and threads and first == threads:
-            return f"Only the first {threads:,} elements, as many as a block has threads, are right."
+            return f"Only the first {threads:,} elements are right, as many as a block has threads."
         begin = _called(first, block, size) if last == total - 1 and wrong.ndim == 1 else ""
-        return f"They follow one another: elements {first} to {last} (in memory order) {verb}{begin}."
+        return f"They are contiguous: elements {first} to {last} (in memory order) {verb}{begin}."
     steps = np.unique(np.diff(flat))
     if steps.size == 1 and count >= 3:
         ordinal = {2: "second", 3: "third", 4: "fourth"}.get(int(steps[0]), f"{steps[0]}th")
-        return f"Every {ordinal} element, from {first} on: they {verb}."
+        return f"Starting at {first}, every {ordinal} element {verb.replace('are', 'is').replace('were', 'was')}."
     if wrong.ndim == 2 and (text := _whole_output(expected.astype(np.float64), got.astype(np.float64), (), near, bits)):
         return text
     return _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64), near)
@@ -100,10 +100,10 @@ def _values(expected, got, wrong) -> str:
         return "" if wrong.all() else f"All of these hold {_number(held[0])}."
     near = 1e-4 if expected.dtype.kind == "f" else 0.0
     if np.allclose(np.sort(held), np.sort(right), rtol=near, atol=near / 100):
-        return "These are the right numbers, in another order."
+        return "These are the right values in another order."
     for value in _repeated(expected):
         if (got == value).any() and not ((got == value) & (expected == value)).any():
-            return (f"{_number(value)} stands at {_some(got == value)}, and belongs at {_some(expected == value)}.")
+            return f"{_number(value)} is at {_some(got == value)}, but belongs at {_some(expected == value)}."
     offset = held - right
     if np.allclose(offset, offset[0], rtol=near, atol=near / 100) and abs(offset[0]) > 1e-3 and not wrong.all():
         return f"Each of these is {_number(abs(offset[0]))} too {'large' if offset[0] > 0 else 'small'}."
@@ -145,7 +145,7 @@ def _whole_output(expected, got, inputs, near: float, bits: bool) -> str:
     if got.ndim == 2 and min(got.shape) > 1:
         side = min(got.shape)
         if _close(got[:side, :side], expected[:side, :side].T, near):
-            return "The output is transposed: what belongs at [row, col] stands at [col, row]."
+            return "The output is transposed: what belongs at [row, col] is at [col, row]."
     for index, array in enumerate(inputs):
         if isinstance(array, np.ndarray) and array.shape == got.shape and array.size > 1 and _close(got, array, near):
             return f"The output is a copy of input number {index + 1}."

@@ -35,9 +35,9 @@ def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ..
     if result is None:
         return ()
     line, code = result
-    return (f"Line {line}: `{code}` is computed in float64, which most GPUs do at a small part of the "
-            "speed of float32. A number such as `0.0` or `2` makes the whole operation float64: write `float32(0.0)`, "
-            "`float32(2)`.",)
+    return (f"Line {line}: `{code}` is computed in float64, which is many times slower than "
+            "float32 on most GPUs. A number such as `0.0` or `2` makes the whole operation float64: write "
+            "`float32(0.0)`, `float32(2)`.",)
 
 
 def float64_at(kernel, arguments: dict[str, object]) -> tuple[int, str] | None:

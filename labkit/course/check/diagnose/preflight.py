@@ -31,38 +31,38 @@ def refused(exercise: Exercise, answer) -> Diagnosis | None:
     noun = "kernel" if exercise.kind == "kernel" else "function"
     if answer is None or answer is Ellipsis:
         return Diagnosis("unchanged", f"There is no {noun} yet.",
-                       (f"The name passed to check still stands for {answer}. Write the {noun} in the cell above, run "
-                        "that cell, then this one.",))
+                       (f"The name passed to check is still {answer}. Write the {noun} in the cell above, run that "
+                        "cell, then this one.",))
     if exercise.kind == "function":
         if _is_kernel(answer):
-            return Diagnosis("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
-                           ("It runs on the CPU, without `@cuda.jit`, and may launch kernels.",))
+            return Diagnosis("not_a_function", f"`{answer.__name__}` is a kernel; this exercise needs a host function.",
+                           ("It runs on the CPU, without `@cuda.jit`, and can launch kernels.",))
         if inspect.isclass(answer):
-            return Diagnosis("not_a_function", f"`{answer.__name__}` is a class; asked for is a function.",
+            return Diagnosis("not_a_function", f"`{answer.__name__}` is a class; this exercise needs a function.",
                            (f"Define it as `def {answer.__name__}(...)`, and return the result.",))
         if not callable(answer):
-            return Diagnosis("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
+            return Diagnosis("not_a_function", f"This exercise needs a function, not {_kind_of(answer)}.")
         return _not_started(answer) if _unchanged(answer) else None
     if not _is_kernel(answer):
         if type(answer).__name__ in ("ConfiguredKernel", "_LaunchConfiguration"):
             return Diagnosis("not_a_kernel", "Pass the kernel itself, without [grid, block].",
-                           ("check chooses grid and block, and launches it at many sizes.",))
+                           ("check chooses the grid and block, and launches it at many sizes.",))
         name = getattr(answer, "__name__", "it")
         if _is_device_function(answer):
-            return Diagnosis("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
-                           ("Take `device=True` out of `@cuda.jit(...)`.",))
+            return Diagnosis("not_a_kernel", f"`{name}` is a device function; this exercise needs a kernel.",
+                           ("Remove `device=True` from `@cuda.jit(...)`.",))
         if inspect.isclass(answer):
-            return Diagnosis("not_a_kernel", f"`{name}` is a class; asked for is a kernel.",
+            return Diagnosis("not_a_kernel", f"`{name}` is a class; this exercise needs a kernel.",
                            (f"A kernel is a function: write `@cuda.jit`, and `def {name}(...)` on the line below.",))
         if type(answer).__name__ in ("CPUDispatcher", "DUFunc", "GUFunc"):
             return Diagnosis("not_a_kernel", f"`{name}` is compiled for the CPU, by Numba's `@njit` or `@vectorize`.",
-                           (f"A kernel is compiled for the GPU: put `@cuda.jit` in its place above `def {name}(...)`, "
-                            "and run that cell again.",))
+                           (f"A kernel is compiled for the GPU: put `@cuda.jit` above `def {name}(...)` instead, and "
+                            "run that cell again.",))
         if callable(answer):
             return Diagnosis("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
                            (f"Put `@cuda.jit` on the line above `def {name}(...)`, and run that cell again.",))
-        return Diagnosis("not_a_kernel", f"Asked for is a kernel, not {_kind_of(answer)}.",
-                       ("Pass the function under `@cuda.jit`, by its name.",))
+        return Diagnosis("not_a_kernel", f"This exercise needs a kernel, not {_kind_of(answer)}.",
+                       ("Pass the function decorated with `@cuda.jit`, by name.",))
     if _unchanged(answer):
         return _not_started(answer)
     return _wrong_parameters(exercise, answer) or _returns(answer) or _multiplies_arrays(answer)
@@ -90,7 +90,7 @@ def _returns(answer) -> Diagnosis | None:
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
             line = first_line + node.lineno - 1
-            return Diagnosis("returns", "A kernel returns nothing: it writes its result into an array.",
+            return Diagnosis("returns", "A kernel cannot return a value: it writes its result to an array.",
                            (quote_line(inspect.getsourcefile(answer.py_func), line),
                             "Store the value in the output array instead, at this thread's index."))
     return None
@@ -135,11 +135,11 @@ def _unchanged(answer) -> bool:
 
 def _not_started(answer) -> Diagnosis:
     name = getattr(answer, "__name__", "It")
-    return Diagnosis("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
+    return Diagnosis("unchanged", f"`{name}` has not been changed yet: it computes nothing.",
                    ("Replace the line under `# Your code here`, run that cell, then this one.",))
 
 
-AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend it."
+AS_GIVEN = "This code has not been changed yet, so the bug is still in it: find the line, and fix it."
 
 
 def as_given(exercise: Exercise, answer) -> bool:

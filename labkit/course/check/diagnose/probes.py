@@ -207,17 +207,17 @@ def _of_input(probe: _Probe, which: int, element: tuple) -> list[str]:
     where = f" (at {size_text(probe.case.size)})"
     shape = probe.shapes[which]
     if missing and extra is not None:
-        return [f"{what}{where} depends on {_elements(name, [extra], shape)}, and should not. It should depend on "
-                f"{_elements(name, missing, shape)}, and does not."]
+        return [f"{what}{where} depends on {_elements(name, [extra], shape)}, but should not. It should depend on "
+                f"{_elements(name, missing, shape)}, but does not."]
     texts = []
     if missing and len(missing) == len(needed) and len(needed) > 1:
-        texts.append(f"{what}{where} does not depend on `{name}` at all, and should on "
+        texts.append(f"{what}{where} does not depend on `{name}` at all, but should depend on "
                      f"{_elements(name, needed, shape)}.")
     elif missing:
-        sampled = "" if len(sample) == len(needed) else f", among {len(sample)} that were tried"
-        texts.append(f"{what}{where} does not depend on {_elements(name, missing, shape)}, and should{sampled}.")
+        sampled = "" if len(sample) == len(needed) else f" ({len(sample)} elements were tried)"
+        texts.append(f"{what}{where} does not depend on {_elements(name, missing, shape)}, but should{sampled}.")
     if extra is not None and needed:  # else this case alone may make the input idle, as softmax over one key does
-        texts.append(f"{what}{where} depends on {_elements(name, [extra], shape)}, and should not.")
+        texts.append(f"{what}{where} depends on {_elements(name, [extra], shape)}, but should not.")
     return texts
 
 
@@ -287,8 +287,8 @@ def _takes_nan(probes: list[_Probe]) -> tuple[str, ...]:
             if _is_nan(probe, which, flats, element):
                 what = f"Element {show_index(element)}" if element else "The value"
                 held = _elements(probe.names[which], flats, probe.shapes[which])
-                return (f"{what} (at {size_text(probe.case.size)}) depends on {held}, which holds NaN, and should "
-                        "not.",)
+                return (f"{what} (at {size_text(probe.case.size)}) depends on {held}, which holds NaN, but "
+                        "should not.",)
     return ()
 
 
@@ -312,7 +312,7 @@ def _as_if(probes: list[_Probe]) -> tuple[str, ...]:
     first = probes[-1]
     for words, change in _changes(first):
         if all(_is_as_if(probe, change) for probe in probes):
-            return (f"The result is what it would be if {words}.",)
+            return (f"The result is what you would get if {words}.",)
     return ()
 
 
@@ -349,21 +349,21 @@ def _changes(probe: _Probe) -> Iterator[tuple[str, Callable]]:
             if value.dtype.kind == "f":
                 yield f"`{name}` were 0 everywhere", _each(k, np.zeros_like)
                 yield f"`{name}` were 1 everywhere", _each(k, np.ones_like)
-                yield f"`{name}` had the other sign", _each(k, np.negative)
-                yield f"`{name}` were its absolute value", _each(k, np.abs)
-                yield f"`{name}` were its square", _each(k, np.square)
+                yield f"`{name}` had the opposite sign", _each(k, np.negative)
+                yield f"`{name}` were replaced by its absolute value", _each(k, np.abs)
+                yield f"`{name}` were replaced by its square", _each(k, np.square)
             for axis in range(value.ndim):
                 of_axis = "" if value.ndim == 1 else f" along axis {axis}"
                 yield f"`{name}` were reversed{of_axis}", _each(k, lambda v, a=axis: np.flip(v, a).copy())
-                for by, words in ((-1, "the next one's"), (1, "the one's before")):
-                    yield (f"each element of `{name}` were {words}{of_axis}",
+                for by, words in ((-1, "the next one"), (1, "the previous one")):
+                    yield (f"each element of `{name}` were replaced by {words}{of_axis}",
                            _each(k, lambda v, a=axis, by=by: np.roll(v, by, a)))
-                yield (f"`{name}` were the same as at index 0 everywhere{of_axis}", _each(
+                yield (f"`{name}` had the value at index 0 everywhere{of_axis}", _each(
                     k, lambda v, a=axis: np.broadcast_to(np.take(v, [0], a), v.shape).copy()))
                 yield f"the last elements of `{name}`{of_axis} were 0", _each(k, _zeroed(axis, -1))
                 yield f"the first elements of `{name}`{of_axis} were 0", _each(k, _zeroed(axis, 0))
             if value.ndim >= 2:
-                yield (f"the last two axes of `{name}` were read in the other order", _each(
+                yield (f"the last two axes of `{name}` were swapped", _each(
                     k, lambda v: np.ascontiguousarray(np.swapaxes(v, -1, -2)).reshape(v.shape)))
             if value.dtype.kind in "iu":
                 yield f"each element of `{name}` were one more", _each(k, lambda v: v + v.dtype.type(1))
@@ -374,14 +374,14 @@ def _changes(probe: _Probe) -> Iterator[tuple[str, Callable]]:
         elif isinstance(value, (float, np.floating)):
             yield f"`{name}` were 1", _each(k, lambda v: type(v)(1))
             yield f"`{name}` were 0", _each(k, lambda v: type(v)(0))
-            yield f"`{name}` were divided by and not multiplied with, or the other way round", _each(
+            yield f"`{name}` were 1 / `{name}`: divided by instead of multiplied, or the other way round", _each(
                 k, lambda v: type(v)(1) / v)
     for a, b in itertools.combinations(named, 2):
         if np.ndim(inputs[a]) == np.ndim(inputs[b]) == 1:
             yield f"`{names[a]}` and `{names[b]}` were reversed", lambda given, a=a, b=b: tuple(
                 np.flip(value).copy() if k in (a, b) else value for k, value in enumerate(given))
         if np.shape(inputs[a]) == np.shape(inputs[b]) and type(inputs[a]) is type(inputs[b]):
-            yield f"`{names[a]}` and `{names[b]}` were exchanged", lambda given, a=a, b=b: _exchanged(given, a, b)
+            yield f"`{names[a]}` and `{names[b]}` were swapped", lambda given, a=a, b=b: _exchanged(given, a, b)
 
 
 def _each(which: int, change: Callable) -> Callable:
@@ -413,7 +413,7 @@ def _off_by_one(probes: list[_Probe]) -> tuple[str, ...]:
     if offsets not in ({1.0}, {-1.0}):
         return ()
     which = "large: is something rounded up" if offsets == {1.0} else "small: is something rounded down"
-    return (f"At {len(probes)} sizes that fail it is 1 too {which}, or an end left out?",)
+    return (f"At {len(probes)} failing sizes it is 1 too {which}, or is one end left out?",)
 
 
 def _factors(probes: list[_Probe]) -> tuple[str, ...]:
@@ -428,7 +428,7 @@ def _factors(probes: list[_Probe]) -> tuple[str, ...]:
             continue
         sizes = " and ".join(f"{factor:.4g} times at {size_text(size)}" for size, factor in factors[:2])
         as_formula = _formula(factors)
-        return (f"What `{name}` adds to the result is a multiple of what it should be: {sizes}"
+        return (f"The contribution of `{name}` to the result is a multiple of what it should be: {sizes}"
                 f"{f', which is {as_formula}' if as_formula else ''}.",)
     return ()
 
@@ -457,7 +457,7 @@ def _formula(factors: list[tuple[dict, float]]) -> str:
     terms = [("1", lambda size: 1.0), *((name, lambda size, n=name: float(size[n])) for name in names),
              *((f"({name} - 1)", lambda size, n=name: float(size[n] - 1)) for name in names)]
     for (above, over), (below, under) in itertools.permutations(terms, 2):
-        for words, power in ((f"{above} / {below}", 1.0), (f"the root of {above} / {below}", 0.5)):
+        for words, power in ((f"{above} / {below}", 1.0), (f"the square root of {above} / {below}", 0.5)):
             try:
                 if all(math.isclose((over(size) / under(size)) ** power, factor, rel_tol=3e-3)
                        for size, factor in factors):
@@ -475,11 +475,11 @@ def _right_without(probes: list[_Probe]) -> tuple[str, ...]:
         if not name or not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.size < 2:
             continue
         for words, other in (("is 0 everywhere", np.zeros_like(value)),
-                             ("holds one number everywhere", np.full_like(value, value.reshape(-1)[0]))):
+                             ("holds one value everywhere", np.full_like(value, value.reshape(-1)[0]))):
             inputs = probe.changed(which, other)
             if _all_else_counts(probe, which, inputs) and probe.right(inputs):
-                sentences.append(f"At {size_text(probe.case.size)} the result is right where `{name}` {words}: look at "
-                                 f"what is done with `{name}`.")
+                sentences.append(f"At {size_text(probe.case.size)} the result is right if `{name}` {words}: look at "
+                                 f"how `{name}` is used.")
                 break
     return tuple(sentences) if len(sentences) == 1 else ()
 
@@ -513,7 +513,7 @@ def _by_values(probes: list[_Probe]) -> tuple[str, ...]:
             for words, of_rows in (("largest", rows.max(axis=1)), ("smallest", rows.min(axis=1))):
                 wrong, right = of_rows[lines], of_rows[~lines]
                 if wrong.max() < right.min() - 10 or wrong.min() > right.max() + 10:
-                    return (f"At {size_text(probe.case.size)} the {words} number of a row of `{name}` is "
+                    return (f"At {size_text(probe.case.size)} the {words} value in a row of `{name}` is "
                             f"{_range(wrong)} in the wrong rows, and {_range(right)} in the right ones.",)
     return ()
 
@@ -528,4 +528,4 @@ def _shown(exercise: Exercise, case: Case, names: list[str]) -> tuple[str, ...]:
     if exercise.shape is None or not all(names) or sum(np.size(value) for value in case.inputs) > SHOWN:
         return ()
     inputs = ", ".join(f"`{name}` = {written_out(value)}" for name, value in zip(names, case.inputs, strict=True))
-    return (f"The inputs there: {inputs}.",)
+    return (f"The inputs: {inputs}.",)

@@ -75,7 +75,7 @@ def _a_kind(name: str) -> str:
 
 
 def _arguments(error, match) -> str:
-    return (f"`{match.group(1)}` takes {match.group(2)} {'argument' if match.group(2) == '1' else 'arguments'}, and is "
+    return (f"`{match.group(1)}` takes {match.group(2)} {'argument' if match.group(2) == '1' else 'arguments'}, but is "
             f"called with {match.group(3)}.")
 
 
@@ -85,7 +85,7 @@ def _missing(error, match) -> str:
 
 def _operands(error, match) -> str:
     left, right = (kind if kind == "None" else kind[:1].lower() + kind[1:] for kind in map(_a_kind, match.groups()[1:]))
-    none = " What is None was never set: does a function return nothing?" if "NoneType" in match.groups() else ""
+    none = " The None value was never set: does a function return nothing?" if "NoneType" in match.groups() else ""
     return f"`{match.group(1).split(' ')[0]}` is not defined for {left} and {right}.{none}"
 
 
@@ -102,14 +102,14 @@ RULES = (
     (AttributeError, r"module '([\w.]+)' has no attribute '(\w+)'", _unknown_attribute),
     (AttributeError, r"'([\w.]+)' object has no attribute '(\w+)'", _unknown_attribute),
     (IndexError, r"index (-?\d+) is out of bounds for axis (\d+) with size (\d+)",
-     "The index {0} lies outside axis {1}, which has {2} elements: indices go from 0 to one less."),
-    (IndexError, r"(\w+) index out of range", "The index lies outside the {0}: indices go from 0 to its length - 1."),
+     "The index {0} is outside axis {1}, which has {2} elements: indices go from 0 to one less than that."),
+    (IndexError, r"(\w+) index out of range", "The index is outside the {0}: indices go from 0 to its length - 1."),
     (IndexError, r"too many indices for array: array is (\d+)-dimensional, but (\d+) were indexed",
-     "The array has {0} axes, and gets {1} indices."),
+     "The array has {0} axes, but is given {1} indices."),
     (IndexError, r"only integers", "An index must be an integer (or a slice). `/` always gives a float: use `//`."),
     (KeyError, r"(.+)", "The dictionary has no key {0}."),
-    (ZeroDivisionError, r"", "Something is divided by 0."),
-    (RecursionError, r"", "The function calls itself without end: which case stops it?"),
+    (ZeroDivisionError, r"", "This divides by 0."),
+    (RecursionError, r"", "The function calls itself forever: which case should stop it?"),
     (TypeError, r"unsupported operand type\(s\) for (\S+(?: or pow\(\))?): '([\w.]+)' and '([\w.]+)'", _operands),
     (TypeError, r"can only concatenate (\w+) \(not \"(\w+)\"\)", "`+` is not defined for {0} and {1}."),
     (TypeError, r"'(\S+)' not supported between instances of '([\w.]+)' and '([\w.]+)'", _operands),

@@ -26,7 +26,7 @@ def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
               and (np.ndim(value) or isinstance(value, (float, np.floating)) or value not in lengths)}
     sizes = set(case.size.values())
     needless = {name for name, value in unused.items() if np.ndim(value) == 0 and value in sizes}
-    return (*(f"`{name}` is never used{'' if name in needless else ', and the result depends on it'}."
+    return (*(f"`{name}` is never used{'' if name in needless else ', but the result should depend on it'}."
               for name in unused), *_never_read(definition))
 
 
@@ -40,7 +40,7 @@ def _never_read(definition: ast.FunctionDef) -> list[str]:
              and isinstance(node.target, ast.Name)}
     unread = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store)
                            and node.id not in read | loops and not node.id.startswith("_"))
-    return [f"`{name}` is set and never read." for name in unread]
+    return [f"`{name}` is set but never read." for name in unread]
 
 
 def overflowing(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def overflowing(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
         if made is not None and isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim and (
                 total := int(value.astype(np.int64).sum(axis=-1).max(initial=0))) > largest:
             return (f"Line {first_line + made.lineno - 1}: `{ast.unparse(made)}` is an int32, which holds at most "
-                    f"{largest:,}, and the numbers of `{argument.arg}` add up to {total:,} here.",)
+                    f"{largest:,}, but the elements of `{argument.arg}` add up to {total:,} here.",)
     return ()
 
 

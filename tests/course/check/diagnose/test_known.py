@@ -108,14 +108,14 @@ def test_which_wrong_outputs_tell_their_cause(expected, got, start, tells):
 def test_an_output_that_is_added_to_is_not_called_unwritten(examined):
     verdict = examined(guarded("answer", "out[i] += a[i] * s"))
     text = str(verdict)
-    assert verdict.headline == "The result is added to what was in the output, and nothing was there."
-    assert "`out[i] += a[i] * s`" in text and "From an output full of zeros the result would be right." in text
+    assert verdict.headline == "The result is added to an output that was never set to 0."
+    assert "`out[i] += a[i] * s`" in text and "With an output full of zeros, the result would be right." in text
     assert "written" not in text and verdict.mistake == ""
 
 
 def test_zeros_are_not_promised_where_they_would_not_do(examined):
     text = str(examined(guarded("answer", "out[i] += 2 * a[i] * s")))
-    assert "depends on what was in the output" in text and "the result would be wrong, too" in text
+    assert "depends on what was in the output" in text and "the result would be wrong." in text
 
 
 def test_one_that_writes_nothing_beside_it_stays_unwritten(examined):
@@ -126,7 +126,7 @@ def test_one_that_writes_nothing_beside_it_stays_unwritten(examined):
 def test_integers_and_functions_of_the_host_add_as_well():
     count, nothing = (kernel("count", body, parameters="values, out") for body in (COUNT, "pass"))
     verdict = examine(histogram(wrong={"writes nothing": nothing, "writes nothing either": nothing}), count)
-    assert "`cuda.atomic.add(out, values[i], 1)` takes what the output holds already" in verdict.details[0]
+    assert "`cuda.atomic.add(out, values[i], 1)` uses the value already in the output" in verdict.details[0]
     host = function_exercise(
         "host", lambda a: a, lambda rng, n: (np.ones(n, np.float32),), ({"n": 40},), shape=lambda n: (n,),
         tolerance=lambda a: 0.0 * a, wrong={"writes nothing": lambda a, out: None, "copies": lambda a, out: None})
@@ -148,7 +148,7 @@ def test_the_guard_is_asked_after_only_where_it_is_wrong(examined):
     asked = guard_question(exercise, case, (100,), (101, 0, 0), (0, 0, 0))
     assert "Is there a guard" in asked[0]
     inside = guard_question(exercise, case, (50,), (60, 0, 0), (0, 0, 0))
-    assert len(inside) == 1 and "Is the index right?" in inside[0] and "a guard of its own" in inside[0]
+    assert len(inside) == 1 and "Is the index right?" in inside[0] and "a separate guard" in inside[0]
 
 
 @pytest.mark.parametrize(("thread", "question"), [((0, 5, 0), True), ((9, 0, 0), True), ((6, 4, 0), False)])
@@ -208,7 +208,7 @@ def test_what_is_watched_is_limited_by_steps_and_never_by_time(monkeypatch, exam
 def test_a_bug_hunt_as_it_was_given_is_not_given_away():
     exercise = exercises.find("scale_again")
     verdict = examine(exercise, kernel("scale_again", "i = cuda.grid(1)\nout[i] = a[i] * s"))
-    assert verdict.mistake == "" and "as it was given, with its bug in it" in verdict.details[-1]
+    assert verdict.mistake == "" and "has not been changed yet, so the bug is still in it" in verdict.details[-1]
     assert verdict.kind == "out_of_bounds"  # what happens is still to be seen
     assert examine(exercise, exercise.wrong["no guard at the tail"]).mistake == "no guard at the tail"
 
@@ -226,7 +226,7 @@ def test_the_working_of_a_prediction_is_shown_after_the_third_try(capsys, monkey
 
 def test_a_hint_is_asked_for_as_the_place_allows(examined):
     verdict = examined(adds_in_its_own_words)
-    assert "a hint: labkit hint scale_vector" in verdict.footer
+    assert "for a hint: labkit hint scale_vector" in verdict.footer
     assert 'hint("scale_vector")' in verdict._repr_mimebundle_()["text/html"]
 
 

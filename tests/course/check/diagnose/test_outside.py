@@ -53,4 +53,4 @@ def test_an_index_that_no_condition_compares():
     error = SimpleNamespace(line=line, array="x", index=(9,), shape=(9,), thread=(9, 0, 0), block=(0, 0, 0),
                             kernel="bare", filename=__file__)
     assert let_through(bare, (np.zeros(9), np.zeros(9)), 1, 32, error)[1] == (
-        f"No condition around line {line} compares `i` with anything.")
+        f"No condition around line {line} checks `i`.")

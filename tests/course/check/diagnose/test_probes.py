@@ -47,11 +47,11 @@ def details(value: str, exercise=SCALED):
 
 
 @pytest.mark.parametrize("value, sentence", [
-    ("a[row, col] * b[0] + b[col]", "depends on `b[0]`, and should not."),
-    ("a[row, 0] * b[col] + b[col]", "depends on `a[0, 0]`, and should not. It should depend on `a[0, 1]`"),
-    ("b[col]", "The result is what it would be if `a` were 0 everywhere."),
-    ("-a[row, col] * b[col] + b[col]", "if `a` had the other sign."),
-    ("a[row, col] * a[row, col] * b[col] + b[col]", "if `a` were its square."),
+    ("a[row, col] * b[0] + b[col]", "depends on `b[0]`, but should not."),
+    ("a[row, 0] * b[col] + b[col]", "depends on `a[0, 0]`, but should not. It should depend on `a[0, 1]`"),
+    ("b[col]", "The result is what you would get if `a` were 0 everywhere."),
+    ("-a[row, col] * b[col] + b[col]", "if `a` had the opposite sign."),
+    ("a[row, col] * a[row, col] * b[col] + b[col]", "if `a` were replaced by its square."),
 ])
 def test_what_the_result_is_made_from_and_what_it_is_as_if(value, sentence):
     assert sentence in details(value)
@@ -59,7 +59,7 @@ def test_what_the_result_is_made_from_and_what_it_is_as_if(value, sentence):
 
 def test_a_constant_multiple_has_its_formula():
     text = details("a[row, col] * b[col] * float32(out.shape[1] - 1) / float32(out.shape[1]) + b[col]")
-    assert "What `a` adds to the result is a multiple of what it should be: 0.6667 times at R=2, C=3" in text
+    assert "The contribution of `a` to the result is a multiple of what it should be: 0.6667 times at R=2, C=3" in text
     assert "which is (C - 1) / C" in text
 
 
@@ -70,9 +70,9 @@ def test_an_input_without_which_it_is_right_is_named_only_if_all_else_counts():
         return " ".join(examine(exercise, answer, seed=5).details)
 
     text = verdict_on(lambda x, y: np.tanh(x + y * y * 0.3 + y ** 3), lambda x, y: np.tanh(x + y))
-    assert "the result is right where `y` is 0 everywhere: look at what is done with `y`." in text
+    assert "the result is right if `y` is 0 everywhere: look at how `y` is used." in text
     text = verdict_on(lambda x, y: x * np.sin(y) + np.cos(x) * y, lambda x, y: x * np.tanh(y))
-    assert "the result is right where" not in text  # 0 times anything is 0
+    assert "the result is right if" not in text  # 0 times anything is 0
 
 
 def test_runs_are_limited():
@@ -87,7 +87,7 @@ def test_few_inputs_are_shown():
     exercise = function_exercise("shown", lambda x, k, s: x + k, lambda rng, n: (np.arange(n), 3, ("a", "b")),
                                  ({"n": 2},), shape=lambda n: (n,))
     case = draw_cases(exercise, 5)[0]
-    text = "The inputs there: `x` = [0, 1], `k` = 3, `s` = ('a', 'b')."
+    text = "The inputs: `x` = [0, 1], `k` = 3, `s` = ('a', 'b')."
     assert probes._shown(exercise, case, ["x", "k", "s"]) == (text,)
     assert probes._shown(exercise, case, ["x", "k", ""]) == ()
 
@@ -101,7 +101,7 @@ def test_a_nan_that_should_not_count_is_found():
     exercise = function_exercise("part", lambda x: x[:, :4].sum(1), inputs, ({"n": 2}, {"n": 3}),
                                  tolerance=lambda *given: 1e-6)
     text = " ".join(examine(exercise, lambda x: x[:, :5].sum(1), seed=5).details)
-    assert "Element 0 (at n=2) depends on `x[0, 4]`, which holds NaN, and should not." in text
+    assert "Element 0 (at n=2) depends on `x[0, 4]`, which holds NaN, but should not." in text
 
 
 def test_values_that_decide_are_named():
@@ -117,9 +117,9 @@ def test_values_that_decide_are_named():
         with np.errstate(divide="ignore"):
             return np.log(np.exp(x).astype(np.float32).sum(1))
 
-    assert "the largest number of a row of `x` is -1" in " ".join(examine(exercise, logs, seed=5).details)
+    assert "the largest value in a row of `x` is -1" in " ".join(examine(exercise, logs, seed=5).details)
 
 
 def test_what_is_set_and_never_read_is_named():
     text = details("a[row, 0]")
-    assert "`b` is never used, and the result depends on it." in text
+    assert "`b` is never used, but the result should depend on it." in text

@@ -23,7 +23,7 @@ def endless(n, threads):
         (lambda n, threads: thread, "There is no `thread` here. Did you mean `threads`?"),  # noqa: F821
         (lambda n, threads: n.lenght, "An integer has no `.lenght`."),
         (lambda n, threads: np.ciel(n / threads), "The module numpy has no `.ciel`. Did you mean `.ceil`?"),
-        (lambda n, threads: None + n, "`+` is not defined for None and an integer. What is None was never set"),
+        (lambda n, threads: None + n, "`+` is not defined for None and an integer. The None value was never set"),
         (lambda n, threads: n(threads), "An integer is followed by ( ) as if it were a function."),
         (lambda n, threads: [n][threads], "The index lies outside the list"),
         (lambda n, threads: np.zeros(3)[threads], "The index 128 lies outside axis 0, which has 3 elements"),
@@ -34,9 +34,9 @@ def endless(n, threads):
         (lambda n, threads: store(n, threads), "store is a kernel: launch it with a grid and a block"),
         (lambda n, threads: store[n / threads, 32](n, np.zeros(1)), "grid must be an int"),
         (lambda n, threads: max(k for k in range(0)), "At n=1: `max` is taken of nothing: there are no values here."),
-        (endless, "The function calls itself without end"),
+        (endless, "The function calls itself forever"),
         (lambda n, threads: exit(), "End a function with `return`."),
-        (lambda n: n, "`<lambda>` takes 1 argument, and is called with 2."),
+        (lambda n: n, "`<lambda>` takes 1 argument, but is called with 2."),
         (lambda n, threads: int("x"), "ValueError: “invalid literal"),
     ],
 )
@@ -58,4 +58,4 @@ def test_the_line_is_the_learners(examined):
 
 def test_a_kernel_without_a_grid_is_no_limit_of_the_device(examined):
     verdict = examined(lambda n, threads: store(n, threads), "count_blocks")
-    assert verdict.kind == "launch" and verdict.headline == "A kernel is launched with a grid and a block."
+    assert verdict.kind == "launch" and verdict.headline == "A kernel must be launched with a grid and a block."
