@@ -26,7 +26,6 @@ from labkit.course.glossary import Glossary, Term, Use
 from labkit.course.lessons import show_error, show_time
 from labkit.course.passages import passages
 from labkit.course.registry import Course
-from labkit.course.site import exercise_page
 from labkit.course.site.lesson_page import HERE, Page, document, page_of, shipped
 from labkit.course.site.links import broken_links
 from labkit.course.site.preview import preview
@@ -64,10 +63,12 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
         if on_page:
             on_page(len(pages), len(course.chapters))
     entries = uses_of(words, pages)
-    exercises = [exercise_page.page_of(course, entry) for entry in course.exercises]
     abilities = {each.chapter.name: each for each in colab.abilities(course)}
 
     with whole_folder(folder) as fresh:
+        from labkit.course.site import exercise_page  # imports Numba: not before the folder can be written
+
+        exercises = [exercise_page.page_of(course, entry) for entry in course.exercises]
         for inner in ("images", "previews", exercise_page.FOLDER):
             (fresh / inner).mkdir()
         templates = _templates()

@@ -132,8 +132,8 @@ def test_of_two_reasons_for_too_many_loads_the_one_that_was_seen_is_given(thread
     assert words in _together(report)
 
 
-@pytest.mark.parametrize("loads, stores, words", [(300, 100, None), (500, 100, "500 numbers are loaded for 100"),
-                                                  (500, 300, "300 numbers are stored for 100")])
+@pytest.mark.parametrize("loads, stores, words", [(300, 100, None), (500, 100, "500 values are loaded for 100"),
+                                                  (500, 300, "300 values are stored for 100")])
 def test_a_chain_that_was_fused_is_counted_in_loads_and_in_stores(loads, stores, words):
     arrays = {name: (0, shape, "") for name, shape in (("x", (100,)), ("bias", (10,)), ("r", (100,)), ("out", (100,)))}
     report = SimpleNamespace(arrays=arrays, counts={"global_loads": loads, "global_stores": stores})

@@ -178,5 +178,5 @@ def test_a_line_for_show_is_not_enough(name, answer, words):
 def test_what_is_printed_states_what_is_counted():
     for name, words in (("gram", "loaded by one of them"), ("row_sums", "share the loads evenly"),
                         ("count_bits", "Every block and every thread"), ("add_norm", "with shuffles"),
-                        ("sums_since", "no more than 8 loads from shared memory")):
+                        ("sums_since", "at most 8 loads from shared memory")):
         assert words in exercises.find(name).asked

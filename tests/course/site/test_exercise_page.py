@@ -25,7 +25,7 @@ def folder(course):
 def test_a_page_has_the_task_the_starter_an_example_and_how_to_run_it(folder):
     text = (folder / "exercises" / "every_second.html").read_text(encoding="utf-8")
     strict(text)
-    order = ["<h1>Every second element</h1>", "The two arrays have different lengths now",
+    order = ["<h1>Every second element</h1>", "The two arrays now have different lengths",
              "# Your code here", "labkit check every_second", ">Hint 1<", ">Hint 3<", "Show the answer",
              "Known mistakes", "The guard compares with the length of x"]
     assert sorted(order, key=text.index) == order
