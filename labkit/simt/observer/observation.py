@@ -198,6 +198,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         observed.memory.written.update(range(observed.origin, observed.origin + observed.size * observed.itemsize))
 
     def filled_range(self, observed, start, size):
+        self.report.used("ptx.tma_load_2d")  # which alone fills a range
         observed.memory.written.update(range(start, start + size))
 
     # ---------------- accesses
