@@ -121,7 +121,7 @@ def test_importing_every_operation_builds_and_compiles_nothing(after_imports):
 
 def test_importing_every_operation_makes_few_kernels(after_imports):
     """Each kernel that is made while a module is imported is read and checked then. Factories make theirs later."""
-    assert after_imports["kernels"] <= 130
+    assert after_imports["kernels"] <= 140
 
 
 @pytest.mark.cpu_device  # on a GPU Numba itself looks for what else is installed

@@ -187,7 +187,7 @@ def test_wrong_use_is_named(run, folder, tmp_path):
                ("bytes.txt", "bytes.txt is no text in UTF-8"), ("long.txt", "long.txt: line 2 has")]
     for arguments, words in (
             ((), "give one prompt, or a file of them with --prompts"),
-            (("a", "--prompts", tmp_path / "long.txt"), "a prompt and --prompts exclude each other"),
+            (("a", "--prompts", tmp_path / "long.txt"), "use either a prompt or --prompts, not both"),
             (("a", "--min-p", "2"), "min_p is 2.0; it must be from 0 to 1"), (("a", "--stop", ""), "stop is ['']"),
             (("a", "--yours"), "--yours is not for"), (("a", "--temperature", "-1"), "temperature is -1"),
             (("a", "--model", "tiny", "--min-p", "0.1"), "--min-p is not for tiny, which is a GPT2"),

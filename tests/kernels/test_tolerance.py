@@ -7,6 +7,7 @@ from labkit.kernels.agree import allowed_error, compare
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.libraries.blas_softmax import BLAS_SOFTMAX
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.array_sum import ARRAY_SUM
 from labkit.kernels.ops.matmul import MATMUL
 from labkit.kernels.tolerance import dot_products
 from labkit.measure.ops import all_ops
@@ -79,9 +80,10 @@ def test_a_tolerance_admits_the_truth_rounded_and_rejects_64_roundings(op, by):
     assert any(rejected)
 
 
-@pytest.mark.parametrize("op", all_ops(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in all_ops() if op is not ARRAY_SUM], ids=lambda op: op.name)  # has one value
 def test_a_tolerance_rejects_a_neighbours_value(op):
     _, inputs, expected = max(cases(op), key=lambda case: case[2].size)
+    assert expected.size > 1
     assert verdict(op, None, inputs, np.roll(expected.reshape(-1), 1).reshape(expected.shape)).problem
 
 
