@@ -183,7 +183,7 @@ def test_wrong_use_is_named(run, folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "bytes.txt").write_bytes(b"a\xff")
     (tmp_path / "long.txt").write_text("a\n" + "abcdefgh" * 30)
-    of_file = [("none.txt", "none.txt is not there"), ("empty.txt", "empty.txt has no line with a prompt"),
+    of_file = [("none.txt", "none.txt does not exist"), ("empty.txt", "empty.txt contains no prompts"),
                ("bytes.txt", "bytes.txt is no text in UTF-8"), ("long.txt", "long.txt: line 2 has")]
     for arguments, words in (
             ((), "give one prompt, or a file of them with --prompts"),
