@@ -3,7 +3,7 @@
     text = ptx(kernel, types.void(types.float32[::1], types.uint32))
     resources(text)                      # {"registers": 32, "spill_bytes": 0, ...}, where ptxas is installed
 
-Needs numba-cuda and the CUDA toolkit's compiler (`pip install labkit[cu13]`), no GPU and no driver.
+Needs numba-cuda and the CUDA toolkit's compiler (`pip install labkit[fits]`), no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from labkit import device
 from labkit.simt.ptx import INTRINSICS
 
+FORMS = ((7, 5), (8, 0), (9, 0))  # compute capabilities from which labkit.device.ptx_gpu writes other code
+
 
 class NoCompiler(RuntimeError):
     """numba-cuda, or the toolkit's NVVM, is not installed."""
@@ -34,19 +36,44 @@ def _numba_cuda():
 
 
 @contextlib.contextmanager
-def as_if_on(cc):
-    """Numba asks the current GPU what to compile for; give it this answer within the block, without a CUDA context."""
+def as_if_on(cc: tuple):
+    """Numba asks the current GPU what to compile for; give it this answer within the block, without a CUDA context.
+
+    cc: a compute capability, (7, 5). Four numbers, (7, 5, 9, 0): code for the first one, assembled for the second.
+    """
     from numba.cuda import codegen, dispatcher
 
     library = codegen.CUDACodeLibrary
-    originals = dispatcher.get_current_device, library._ensure_cc
-    variant = (*cc[:2], "a" if tuple(cc[:2]) >= (9, 0) else "")
-    dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=cc)
-    library._ensure_cc = lambda self, cc: variant if cc is None else cc
+    originals = dispatcher.get_current_device, library._ensure_cc, library.get_cubin
+    answer_with(cc)
     try:
         yield
     finally:
-        dispatcher.get_current_device, library._ensure_cc = originals
+        dispatcher.get_current_device, library._ensure_cc, library.get_cubin = originals
+
+
+def answer_with(cc: tuple) -> None:
+    """As `as_if_on`, for the rest of the process."""
+    from numba.cuda import codegen, dispatcher
+
+    library, variant = codegen.CUDACodeLibrary, (*cc[:2], "a" if tuple(cc[:2]) >= (9, 0) else "")
+    capability = tuple(cc[:2])
+    dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=capability)
+    library._ensure_cc = lambda self, cc: variant if cc is None else cc
+    if len(cc) == 4:
+        library.get_cubin = functools.partialmethod(_cubin, runs_on=(*cc[2:], "a" if tuple(cc[2:]) >= (9, 0) else ""))
+
+
+def _cubin(library, cc=None, *, runs_on: tuple) -> bytes:
+    """What CUDACodeLibrary.get_cubin returns, assembled for a later GPU than the one that the code was made for."""
+    from numba.cuda.cudadrv import driver
+
+    if runs_on not in library._cubin_cache:
+        linker = driver._Linker(max_registers=library._max_registers, cc=runs_on, lto=False)
+        library._link_all(linker, library._ensure_cc(None))
+        library._cubin_cache[runs_on] = linker.complete()
+        library._linkerinfo_cache[runs_on] = linker.info_log
+    return library._cubin_cache[runs_on]
 
 
 def _gpu_object(obj, cc):
@@ -86,26 +113,60 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     kernel: what @cuda.jit made on either device. cc: compute capability; (9, 0, "a") for wgmma. The kernel's own
     options (fastmath, launch_bounds) apply. Raises NoCompiler where no compiler is installed.
     """
-    cuda = _numba_cuda()
+    return ptx_for(kernel, signature, [cc], **options)[cc]
+
+
+def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
+    """As `ptx`, for several compute capabilities: Numba's part of the work is done once for those that share FORMS."""
+    _numba_cuda()
+    from numba.cuda import compiler
+
     own = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
     options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
-    function = _for_gpu(getattr(kernel, "py_func", kernel), cc)
-    try:
-        with as_if_on(cc):
-            return cuda.compile_ptx(function, signature, cc=cc, **options)[0]
-    except Exception as error:
-        if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
-            raise NoCompiler(f"the CUDA toolkit's compiler is not installed (pip install labkit[cu13]): "
-                             f"{error!s:.80}") from None
-        raise
+    libraries, found = {}, {}
+    for cc in ccs:
+        front = max(known for known in FORMS if known <= cc[:2])
+        try:
+            with as_if_on(cc):
+                if front not in libraries:
+                    function = _for_gpu(getattr(kernel, "py_func", kernel), front)
+                    libraries[front], _ = compiler._compile_pyfunc_with_fixup(
+                        function, signature, device=False, cc=cc, abi="numba", **options)
+                (found[cc],) = libraries[front].get_asm_strs(cc=cc)
+        except Exception as error:
+            if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
+                raise NoCompiler(f"the CUDA toolkit's compiler is not installed (pip install labkit[fits]): "
+                                 f"{error!s:.80}") from None
+            raise
+    return found
+
+
+@functools.cache
+def ptxas() -> str | None:
+    """Where ptxas is: on the PATH, or in the wheel nvidia-cuda-nvcc; None where it is not installed."""
+    if (path := shutil.which("ptxas")) is not None:
+        return path
+    with contextlib.suppress(Exception):
+        from cuda import pathfinder
+
+        return pathfinder.find_nvidia_binary_utility("ptxas")
+    return None
+
+
+class Refused(RuntimeError):
+    """ptxas refuses a kernel's PTX. problems: (number of the line of the PTX, what ptxas says), in its order."""
+
+    def __init__(self, problems: list[tuple[int, str]], message: str):
+        super().__init__(f"ptxas refused the PTX: {message}")
+        self.problems = problems
 
 
 def resources(text: str, max_registers: int | None = None) -> dict | None:
     """What ptxas reports on the one kernel in a PTX text; None where ptxas is not installed or too old for the PTX.
 
-    {"registers", "spill_bytes" (stores and loads), "stack_bytes", "shared_bytes" (static), "warnings"}.
+    {"registers", "spill_bytes" (stores and loads), "stack_bytes", "shared_bytes" (static), "warnings"}. Raises Refused.
     """
-    if shutil.which("ptxas") is None:
+    if ptxas() is None:
         return None
     target = re.search(r"^\.target (\w+)", text, re.MULTILINE)[1]
     options = [f"-maxrregcount={max_registers}"] if max_registers else []
@@ -113,12 +174,13 @@ def resources(text: str, max_registers: int | None = None) -> dict | None:
         for version in (None, "8.8", "8.5", "8.0"):  # ptxas refuses PTX of a later toolkit by its version line alone
             source = Path(folder) / "kernel.ptx"
             source.write_text(text if version is None else re.sub(r"(?m)^\.version .*$", f".version {version}", text))
-            command = ["ptxas", "-v", f"-arch={target}", *options, str(source), "-o", f"{folder}/kernel.cubin"]
+            command = [ptxas(), "-v", f"-arch={target}", *options, str(source), "-o", f"{folder}/kernel.cubin"]
             run = subprocess.run(command, capture_output=True, text=True)
             if run.returncode == 0:
                 break
             if "Unsupported .version" not in run.stderr:
-                raise RuntimeError(f"ptxas refused the PTX: {run.stderr.strip()[:2000]}")
+                problems = [(int(line), what) for line, what in re.findall(r"line (\d+); error\s*: (.*)", run.stderr)]
+                raise Refused(problems, run.stderr.strip()[:2000])
         else:
             return None
 

@@ -141,10 +141,11 @@ def _argument_types(signature) -> tuple:
 
 
 def capability_here() -> tuple:
-    """The compute capability of the GPU that kernels are compiled for."""
-    from numba.cuda import dispatcher
+    """The compute capability of the GPU that kernels are compiled for; with a pretended GPU also that of the present
+    one, for which they are assembled."""
+    from labkit.device import gpus
 
-    return tuple(dispatcher.get_current_device().compute_capability)
+    return gpus.capability_here()
 
 
 def restore(files: Store, key: str):

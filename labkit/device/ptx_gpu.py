@@ -24,13 +24,14 @@ from labkit.simt import ptx as cpu_ptx
 
 device.numba_cuda()  # the fixes that numba-cuda needs come before its first import
 
-from numba.cuda import types  # noqa: E402
+from numba.cuda import dispatcher, types  # noqa: E402
 from numba.cuda.core.errors import TypingError  # noqa: E402
 from numba.cuda.extending import intrinsic  # noqa: E402
 
 F32, I32, I64, VOID = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.VoidType()
 f32, u32, i32, u64 = types.float32, types.uint32, types.int32, types.uint64
 LLVM = {f32: F32, u32: I32, i32: I32, u64: I64}
+AMPERE, HOPPER = (8, 0), (9, 0)  # the compute capabilities with which instructions came
 LETTERS = {"float": "f", "i32": "r", "i64": "l"}  # of a register, by its LLVM type
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -165,9 +166,15 @@ def _named(name):
     return register
 
 
-def _line(name, text, results=(), operands=()):
+def _form(text: str, before: tuple | None) -> str:
+    """The text for the GPU that is being compiled for. before: (compute capability, the text for earlier ones)."""
+    is_earlier = before and tuple(dispatcher.get_current_device().compute_capability)[:2] < before[0]
+    return before[1] if is_earlier else text
+
+
+def _line(name, text, results=(), operands=(), before=None):
     """An intrinsic that is a line of PTX. `text` numbers the results first, then the operands; {type} in it is that of
-    a WORD. Without a result and without memory it orders others, and stays in its place, too."""
+    a WORD. Without a result and without memory it orders others, and stays in its place, too. before: as of _form."""
     in_place = not results or any(isinstance(operand, Memory) for operand in operands)
 
     @_named(name)
@@ -176,7 +183,7 @@ def _line(name, text, results=(), operands=()):
         arg_types = _argument_types(name, operands, args)
         word = _word(arg_types[0]) if "{type}" in text else None
         result_types = [word if result == WORD else result for result in results]
-        line = text.replace("{type}", "f32" if word == f32 else "b32")
+        line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")
         returned = types.void if not results else result_types[0] if len(results) == 1 else types.UniTuple(
             result_types[0], len(results))
 
@@ -195,8 +202,8 @@ def _line(name, text, results=(), operands=()):
     return typing
 
 
-def _constant_line(name, text):
-    """An intrinsic whose only operand is a constant, written {n} in the text."""
+def _constant_line(name, text, before=None):
+    """An intrinsic whose only operand is a constant, written {n} in the text. before: as of _form."""
 
     @_named(name)
     def typing(typingctx, *args):
@@ -204,7 +211,7 @@ def _constant_line(name, text):
         n = _literal(name, "n", args[0])
 
         def codegen(context, builder, sig, args):
-            _inline_asm(builder, text.format(n=n), [], [], [])
+            _inline_asm(builder, _form(text, before).format(n=n), [], [], [])
             return context.get_dummy_value()
 
         return types.void(args[0]), codegen
@@ -222,15 +229,32 @@ for _name, _ptx, _memory in (("load_global4", "ld.global", GLOBAL4), ("load_nc4"
     globals()[_name] = _line(_name, f"{_ptx}.v4.{{type}} {{$0, $1, $2, $3}}, [$4];", [WORD] * 4, [_memory])
 for _name, _ptx, _memory in (("store_global4", "st.global", GLOBAL4), ("store_shared4", "st.shared", SHARED4)):
     globals()[_name] = _line(_name, f"{_ptx}.v4.{{type}} [$0], {{$1, $2, $3, $4}};", [], [_memory, *[WORD] * 4])
-for _name, _type in (("store_global_half2", "f16x2"), ("store_global_bf162", "bf16x2")):
-    globals()[_name] = _line(
-        _name, f"{{ .reg .b32 pair; cvt.rn.{_type}.f32 pair, $2, $1; st.global.b32 [$0], pair; }}", [],
-        [Memory(_global_address, (2,), "2-byte types"), f32, f32])
 
 # --- Packing, and arithmetic that Numba does not offer ----------------------------------------------------------------
 
-pack_half2 = _line("pack_half2", "cvt.rn.f16x2.f32 $0, $2, $1;", [u32], [f32, f32])
-pack_bf162 = _line("pack_bf162", "cvt.rn.bf16x2.f32 $0, $2, $1;", [u32], [f32, f32])
+
+def _pack_half2(pair, low, high):
+    """PTX that packs two float32 as float16 without cvt.f16x2, which came with compute capability 8.0."""
+    return (f"{{ .reg .b16 lo, hi; cvt.rn.f16.f32 lo, {low}; cvt.rn.f16.f32 hi, {high}; mov.b32 {pair}, {{lo, hi}}; }}")
+
+
+def _pack_bf162(pair, low, high):
+    """PTX that packs two float32 as bfloat16, rounding with integers: half a unit is added, less one if the last bit
+    is 0, and the upper 16 bits are kept."""
+    rounded = "".join(f"mov.b32 {r}, {x}; shr.u32 t, {r}, 16; and.b32 t, t, 1; add.u32 {r}, {r}, t; "
+                      f"add.u32 {r}, {r}, 0x7fff; setp.nan.f32 p, {x}, {x}; @p mov.b32 {r}, 0x7fff0000; "
+                      for r, x in (("lo", low), ("hi", high)))
+    return f"{{ .reg .pred p; .reg .b32 lo, hi, t; {rounded}prmt.b32 {pair}, lo, hi, 0x7632; }}"
+
+
+for _end, _type, _earlier in (("half2", "f16x2", _pack_half2), ("bf162", "bf16x2", _pack_bf162)):
+    globals()[f"store_global_{_end}"] = _line(
+        f"store_global_{_end}",
+        f"{{ .reg .b32 pair; cvt.rn.{_type}.f32 pair, $2, $1; st.global.b32 [$0], pair; }}", [],
+        [Memory(_global_address, (2,), "2-byte types"), f32, f32],
+        (AMPERE, f"{{ .reg .b32 pair; {_earlier('pair', '$1', '$2')} st.global.b32 [$0], pair; }}"))
+    globals()[f"pack_{_end}"] = _line(f"pack_{_end}", f"cvt.rn.{_type}.f32 $0, $2, $1;", [u32], [f32, f32],
+                                      (AMPERE, _earlier("$0", "$1", "$2")))
 unpack_half2 = _line(
     "unpack_half2",
     "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }", [f32, f32], [u32])
@@ -248,12 +272,25 @@ rcp_approx = _line("rcp_approx", "rcp.approx.ftz.f32 $0, $1;", [f32], [f32])
 # --- cp.async ---------------------------------------------------------------------------------------------------------
 
 TWO_OR_FOUR = ((2, 4), "2-byte and 4-byte types")
-for _name, _nbytes, _cache in (("cp_async_16", 16, "cg"), ("cp_async_4", 4, "ca")):
+
+# Before compute capability 8.0: loads and a store. Where not all bytes are valid, two at a time.
+_pairs = "".join(f"mov.b16 h{k}, 0; setp.gt.u32 q, $2, {2 * k}; @q ld.global.b16 h{k}, [$1+{2 * k}]; "
+                 for k in range(8))
+_COPIES = {
+    16: "{ .reg .pred all, q; .reg .b16 h<8>; .reg .b32 r<4>; setp.ge.u32 all, $2, 16; "
+        "@all ld.global.v4.b32 {r0, r1, r2, r3}, [$1]; @all bra COPY; " + _pairs +
+        "".join(f"mov.b32 r{k}, {{h{2 * k}, h{2 * k + 1}}}; " for k in range(4)) +
+        "COPY: st.shared.v4.b32 [$0], {r0, r1, r2, r3}; }",
+    4: "{ .reg .pred all, q; .reg .b16 h; .reg .b32 r; mov.b32 r, 0; setp.ge.u32 all, $2, 4; setp.eq.u32 q, $2, 2; "
+       "@all ld.global.b32 r, [$1]; @q ld.global.b16 h, [$1]; @q cvt.u32.u16 r, h; st.shared.b32 [$0], r; }",
+}
+for _nbytes, _cache in ((16, "cg"), (4, "ca")):
+    _name = f"cp_async_{_nbytes}"
     globals()[_name] = _line(
         _name, f"cp.async.{_cache}.shared.global [$0], [$1], {_nbytes}, $2;", [],
-        [Memory(_shared_address, *TWO_OR_FOUR), Memory(_global_address, *TWO_OR_FOUR), u32])
-cp_async_commit = _line("cp_async_commit", "cp.async.commit_group;")
-cp_async_wait = _constant_line("cp_async_wait", "cp.async.wait_group {n};")
+        [Memory(_shared_address, *TWO_OR_FOUR), Memory(_global_address, *TWO_OR_FOUR), u32], (AMPERE, _COPIES[_nbytes]))
+cp_async_commit = _line("cp_async_commit", "cp.async.commit_group;", before=(AMPERE, ""))
+cp_async_wait = _constant_line("cp_async_wait", "cp.async.wait_group {n};", (AMPERE, ""))
 
 # --- ldmatrix and mma.sync --------------------------------------------------------------------------------------------
 
@@ -267,11 +304,21 @@ for _count in (2, 4):
 
 
 def _mma(name, shape, types_text, accumulator, count):
-    """mma.sync with `count` accumulator registers, four registers of A and two of B."""
-    d, a, b, c = (", ".join(f"${k}" for k in range(start, start + n))
+    """mma.sync with `count` accumulator registers, four registers of A and two of B. m16n8k16 of float16 is two
+    products m16n8k8, one after the other, before compute capability 8.0."""
+    d, a, b, c = ([f"${k}" for k in range(start, start + n)]
                   for start, n in ((0, count), (count, 4), (count + 4, 2), (count + 6, count)))
-    return _line(name, f"mma.sync.aligned.{shape}.row.col.{types_text} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};",
-                 [accumulator] * count, [*[u32] * 6, *[accumulator] * count])
+
+    def line(shape, *registers):
+        listed = ", ".join(f"{{{', '.join(each)}}}" for each in registers)
+        return f"mma.sync.aligned.{shape}.row.col.{types_text} {listed};"
+
+    before = None
+    if shape == "m16n8k16" and "bf16" not in types_text:
+        half = [f"t{k}" for k in range(count)]
+        before = AMPERE, (f"{{ .reg .{'f32' if accumulator == f32 else 'b32'} t<{count}>; "
+                          f"{line('m16n8k8', half, a[:2], b[:1], c)} {line('m16n8k8', d, a[2:], b[1:], half)} }}")
+    return _line(name, line(shape, d, a, b, c), [accumulator] * count, [*[u32] * 6, *[accumulator] * count], before)
 
 
 mma_m16n8k16_f32_f16 = _mma("mma_m16n8k16_f32_f16", "m16n8k16", "f32.f16.f16.f32", f32, 4)
@@ -375,10 +422,10 @@ tma_store_2d = _line(
 tma_store_commit = _line("tma_store_commit", "cp.async.bulk.commit_group;")
 tma_store_wait = _constant_line("tma_store_wait", "cp.async.bulk.wait_group.read {n};")
 prefetch_tensor_map = _line("prefetch_tensor_map", "prefetch.tensormap [$0];", [], [TENSOR_MAP])
-prefetch_l2 = _line("prefetch_l2", "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [GLOBAL4, u32])
-griddepcontrol_wait = _line("griddepcontrol_wait", "griddepcontrol.wait;")
+prefetch_l2 = _line("prefetch_l2", "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [GLOBAL4, u32], (HOPPER, ""))
+griddepcontrol_wait = _line("griddepcontrol_wait", "griddepcontrol.wait;", before=(HOPPER, ""))
 griddepcontrol_launch_dependents = _line(
-    "griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents;")
+    "griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents;", before=(HOPPER, ""))
 setmaxnreg_increase = _constant_line("setmaxnreg_increase", "setmaxnreg.inc.sync.aligned.u32 {n};")
 setmaxnreg_decrease = _constant_line("setmaxnreg_decrease", "setmaxnreg.dec.sync.aligned.u32 {n};")
 named_barrier_sync = _line("named_barrier_sync", "bar.sync $0, $1;", [], [u32, u32])

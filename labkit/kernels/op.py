@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from labkit import cuda, device
+from labkit import device
 from labkit._common.chunks import CHUNK, in_chunks
 from labkit._common.tables import ResultTable
-from labkit.device import launches
+from labkit.device import gpus, launches, needs
 from labkit.kernels.baselines import Baseline
 
 PEAKS = ("fp32", "tf32", "f16")
@@ -35,8 +35,7 @@ class Rung:
     kernel: the kernel that it launches, or a tuple of all that it may launch. idea: one line.
     failed: why it is not faster, with a measurement; empty if it is.
     tolerance(*inputs): this rung's own, in place of the op's, when it computes less exactly on purpose.
-    needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, with a note.
-        (9, 0, "a") for features of that architecture only, such as wgmma.
+    picks: it launches one of its kernels, whichever suits the GPU, not all.
     sizes: which sizes the launcher allows, "N and K multiples of 8", if not all; it raises ValueError for others.
     """
 
@@ -45,7 +44,7 @@ class Rung:
     idea: str
     failed: str = ""
     tolerance: Callable | None = None
-    needs: tuple | None = None
+    picks: bool = False
     sizes: str = ""
 
     def __post_init__(self):
@@ -63,9 +62,15 @@ class Rung:
     def kernel_names(self) -> tuple[str, ...]:
         return tuple(kernel.__name__ for kernel in launches.kernels_of(self))
 
+    @functools.cached_property
+    def needs(self) -> tuple | None:
+        """The least compute capability that runs it, from the instructions of its kernels; None: every GPU does."""
+        each = [needs.of(kernel) or () for kernel in launches.kernels_of(self)]
+        return (min if self.picks else max)(each, default=()) or None
+
     @property
     def missing(self) -> str:
-        """Why the present device cannot run it; empty if it can."""
+        """Why the GPU that kernels are chosen for cannot run it; empty if it can."""
         return missing(self.needs)
 
     def called(self, name: str, launcher: Callable, **fields) -> Rung:
@@ -73,10 +78,10 @@ class Rung:
         return replace(self, launcher=named(name, self.__doc__)(launcher), **fields)
 
 
-def rung(*, kernel, idea: str, failed: str = "", tolerance: Callable | None = None, needs: tuple | None = None,
+def rung(*, kernel, idea: str, failed: str = "", tolerance: Callable | None = None, picks: bool = False,
          sizes: str = "") -> Callable[[Callable], Rung]:
     """Decorate a launcher as a Rung with these fields."""
-    return lambda launcher: Rung(launcher, kernel, idea, failed, tolerance, needs, sizes)
+    return lambda launcher: Rung(launcher, kernel, idea, failed, tolerance, picks, sizes)
 
 
 def named(name: str, doc: str | None = None) -> Callable[[Callable], Callable]:
@@ -106,20 +111,10 @@ def rungs_of(module, prefix: str = "") -> tuple[Rung, ...]:
                  and value.__module__ == module.__name__ and name.startswith(prefix and f"{prefix}_"))
 
 
-def missing(needs: tuple | None) -> str:
-    """Why the present device lacks this compute capability; empty if it has it. The CPU device has all."""
-    if needs is None or not device.on_gpu():
-        return ""
-    capability, exact = _capability(cuda.get_current_device), len(needs) > 2
-    if capability == tuple(needs[:2]) or (capability > tuple(needs) and not exact):
-        return ""
-    only = " exactly" if exact else ""
-    return f"needs compute capability {needs[0]}.{needs[1]}{only}; this GPU has {capability[0]}.{capability[1]}"
-
-
-@functools.cache  # Numba looks up the context on each call; all GPUs of a machine are assumed to be alike
-def _capability(get_device: Callable) -> tuple[int, int]:
-    return tuple(get_device().compute_capability)[:2]
+def missing(needed: tuple | None) -> str:
+    """Why the GPU that kernels are chosen for lacks this compute capability; empty if it has it. The CPU device has
+    all, unless LABKIT_PRETEND says otherwise."""
+    return needs.lacks(gpus.target().capability, needed) if device.on_gpu() or gpus.pretended() else ""
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------

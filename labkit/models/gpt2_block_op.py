@@ -49,7 +49,7 @@ def block_fused(x, weights, out, stream=0):
     _solve(x, weights, out, block.FUSED, stream)
 
 
-@rung(kernel=(), idea="seven launches on tensor cores, accumulators in float32", needs=(8, 0))
+@rung(kernel=(), idea="seven launches on tensor cores, accumulators in float32")
 def block_half(x, weights, out, stream=0):
     """As block_fused, in float16."""
     _solve(x, weights, out, block.HALF, stream)

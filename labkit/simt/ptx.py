@@ -33,11 +33,12 @@ class Intrinsic(Function):
     order      orders what the device does anyway in order, or advises it
     interpreted: True if a kernel with it is interpreted on the CPU device, not compiled.
     constants: {parameter: the values that it may have}, of those that must be constants.
+    needs: the least compute capability; (9, 0, "a") for what only that variant has; None: every GPU from 7.5 on.
     """
 
-    def __init__(self, name, params, doc, kind, interpreted, constants):
+    def __init__(self, name, params, doc, kind, needs, interpreted, constants):
         super().__init__(name, params, doc, module="ptx")
-        self.kind, self.interpreted, self.constants = kind, interpreted, constants
+        self.kind, self.needs, self.interpreted, self.constants = kind, needs, interpreted, constants
 
 
 def words(allowed):
@@ -52,16 +53,16 @@ def _intrinsic(name, params, kind, needs, section, *parts, interpreted=False, **
     """Register one: its documentation ends with what it needs, and where the PTX ISA describes it."""
     signature = f"{name}({', '.join(params.split())})"
     shown = "\n".join(inspect.cleandoc(part) for part in parts)
-    full = f'{signature}\n\n{shown}\n\nNeeds {needs}.\nSource: PTX ISA, "{section}".'
-    made = INTRINSICS[name] = globals()[name] = Intrinsic(name, params, full, kind, interpreted, constants)
+    where = "Any GPU has it" if needs is None else f"Needs compute capability {needs[0]}.{needs[1]}"
+    if needs is not None and len(needs) > 2:
+        where += f" exactly (sm_{needs[0]}{needs[1]}a)"
+    full = f'{signature}\n\n{shown}\n\n{where}.\nSource: PTX ISA, "{section}".'
+    made = INTRINSICS[name] = globals()[name] = Intrinsic(name, params, full, kind, needs, interpreted, constants)
     return made
 
 
 # fmt: off
-ANY, SM75, SM80, SM90, SM90A = (
-    "any GPU", "compute capability 7.5", "compute capability 8.0", "compute capability 9.0",
-    "compute capability 9.0 exactly (sm_90a)",
-)
+ANY, SM80, SM90, SM90A = None, (8, 0), (9, 0), (9, 0, "a")
 
 # ---------------------------------------------------------------- 128 bits at once
 
@@ -87,7 +88,7 @@ _intrinsic("store_shared4", "shared i x y z w", "memory", ANY, "Data Movement an
 _intrinsic("store_global_half2", "array i x y", "memory", ANY, "Data Movement and Conversion Instructions: cvt, st",
            """Rounds the float32 x and y to float16 (nearest, ties to even) and stores them as array[i] and array[i + 1]
            in one 32-bit store. array is float16; i must be even.""")
-_intrinsic("store_global_bf162", "array i x y", "memory", SM80, "Data Movement and Conversion Instructions: cvt, st",
+_intrinsic("store_global_bf162", "array i x y", "memory", ANY, "Data Movement and Conversion Instructions: cvt, st",
            """Rounds the float32 x and y to bfloat16 (nearest, ties to even) and stores their bits as array[i] and
            array[i + 1] in one 32-bit store. array is uint16; i must be even.""")
 
@@ -98,7 +99,7 @@ _MOV = "Data Movement and Conversion Instructions: mov"
 _intrinsic("pack_half2", "x y", "value", ANY, _CVT,
            "A uint32 of two float16: x in the low 16 bits, y in the high ones; each rounded to nearest, ties to even.")
 _intrinsic("unpack_half2", "word", "value", ANY, _CVT, "The two float16 in a uint32 as float32: (low, high). Exact.")
-_intrinsic("pack_bf162", "x y", "value", SM80, _CVT,
+_intrinsic("pack_bf162", "x y", "value", ANY, _CVT,
            "A uint32 of two bfloat16: x in the low 16 bits, y in the high ones; each rounded to nearest, ties to even.")
 _intrinsic("unpack_bf162", "word", "value", ANY, _MOV,
            "The two bfloat16 in a uint32 as float32: (low, high). Exact: a bfloat16 is the upper half of a float32.")
@@ -107,7 +108,7 @@ _intrinsic("bits_float", "u", "value", ANY, _MOV, "The float32 that has these 32
 _intrinsic("to_tf32", "x", "value", SM80, _CVT,
            """The float32 x as tf32: 8 bits of exponent, 10 of mantissa, rounded to nearest with ties away from zero.
            Returns a uint32, a float32's bits with the low 13 at zero: what mma_m16n8k8_f32_tf32 takes.""")
-_intrinsic("tanh_approx", "x", "value", SM75, "Floating Point Instructions: tanh",
+_intrinsic("tanh_approx", "x", "value", ANY, "Floating Point Instructions: tanh",
            """tanh of a float32, relative error up to 2^-11 on a GPU: one instruction. The CPU device computes it to
            float32 accuracy.""")
 _intrinsic("exp2_approx", "x", "value", ANY, "Floating Point Instructions: ex2",
@@ -120,7 +121,8 @@ _intrinsic("rcp_approx", "x", "value", ANY, "Floating Point Instructions: rcp",
 
 _ASYNC = "Data Movement and Conversion Instructions: cp.async"
 _COPY = """
-The copy runs beside the thread and passes no registers. Its data are there for this thread after a cp_async_wait that
+The copy runs beside the thread and passes no registers; before compute capability 8.0, which brought the instruction,
+it is a load and a store, and done at once. Its data are there for this thread after a cp_async_wait that
 covers its group, for the other threads after a barrier behind that wait.
 valid is the number of bytes that are really read; the rest of shared is filled with zeros, and with valid = 0 array
 is not touched: so tails need no branch. Both addresses must be multiples of the size.
@@ -129,14 +131,14 @@ i and j are flat indices of elements of shared and array, which need not have on
 On the CPU device the bytes arrive in shared memory at the cp_async_wait and not before, so a missing wait shows: the
 block computes with what was there. observe says which copy was still under way, and where the wait is missing.
 """
-_intrinsic("cp_async_16", "shared i array j valid", "memory", SM80, _ASYNC,
+_intrinsic("cp_async_16", "shared i array j valid", "memory", ANY, _ASYNC,
            "Starts a copy of 16 bytes from array[j] on to shared[i] on, past the L1 cache. valid: 0 to 16.", _COPY)
-_intrinsic("cp_async_4", "shared i array j valid", "memory", SM80, _ASYNC,
+_intrinsic("cp_async_4", "shared i array j valid", "memory", ANY, _ASYNC,
            "Starts a copy of 4 bytes from array[j] on to shared[i] on. valid: 0 or 4 (or 2, for one half).", _COPY)
-_intrinsic("cp_async_commit", "", "memory", SM80, "cp.async.commit_group",
+_intrinsic("cp_async_commit", "", "memory", ANY, "cp.async.commit_group",
            """Closes a group: the copies that this thread has started since its last commit. A group may be empty, and
            counts; so a loop that commits in every turn can wait by counting.""")
-_intrinsic("cp_async_wait", "n", "memory", SM80, "cp.async.wait_group",
+_intrinsic("cp_async_wait", "n", "memory", ANY, "cp.async.wait_group",
            """Waits until at most the n newest groups of this thread are still under way; 0 waits for all that were
            committed. n is a constant, 0 to 32. Waits for this thread's copies only: a barrier makes them everybody's.
            """, n=range(33))
@@ -163,7 +165,7 @@ _LDM = "Warp-Level Matrix Instructions: ldmatrix"
 for _count in (4, 2):
     for _trans in (False, True):
         _intrinsic(
-            f"ldmatrix_x{_count}{'_trans' if _trans else ''}", "shared i", "warp", SM75, _LDM,
+            f"ldmatrix_x{_count}{'_trans' if _trans else ''}", "shared i", "warp", ANY, _LDM,
             f"Loads {_count} matrices of 8 x 8 float16 from shared memory into fragments: {_count} uint32 for a lane.",
             _LDMATRIX, _TRANS if _trans else _PLAIN, _FRAGMENT, _WARP,
         )
@@ -182,11 +184,11 @@ C and D, 16 x 8 (four float32):
 """
 _F32 = """The products are exact; they and C are summed in float32 (a GPU cuts off a few of the lowest bits, the CPU
 device rounds: the last bits differ)."""
-_intrinsic("mma_m16n8k16_f32_f16", "a0 a1 a2 a3 b0 b1 c0 c1 c2 c3", "warp", SM80, _MMA,
+_intrinsic("mma_m16n8k16_f32_f16", "a0 a1 a2 a3 b0 b1 c0 c1 c2 c3", "warp", ANY, _MMA,
            "D = A @ B + C with float16 A and B and float32 C and D: the four float32 of D.", _A16, _C32, _F32, _WARP)
 _intrinsic("mma_m16n8k16_f32_bf16", "a0 a1 a2 a3 b0 b1 c0 c1 c2 c3", "warp", SM80, _MMA,
            "D = A @ B + C with bfloat16 A and B and float32 C and D: the four float32 of D.", _A16, _C32, _F32, _WARP)
-_intrinsic("mma_m16n8k16_f16_f16", "a0 a1 a2 a3 b0 b1 c0 c1", "warp", SM80, _MMA,
+_intrinsic("mma_m16n8k16_f16_f16", "a0 a1 a2 a3 b0 b1 c0 c1", "warp", ANY, _MMA,
            "D = A @ B + C, all of it float16: the two words of D.", _A16,
            """C and D, 16 x 8 (two uint32, words of two):
                c0  C[g, 2q], C[g, 2q + 1]              c1  C[g + 8, 2q], C[g + 8, 2q + 1]
@@ -324,25 +326,25 @@ _intrinsic("prefetch_tensor_map", "tensor_map", "order", SM90, "Data Movement an
            "Brings a tensor map into the cache before its first use. Nothing to do on the CPU device.",
            interpreted=True)
 
-_intrinsic("prefetch_l2", "array i nbytes", "order", SM90,
+_intrinsic("prefetch_l2", "array i nbytes", "order", ANY,
            "Data Movement and Conversion Instructions: cp.async.bulk.prefetch.L2",
            """Brings nbytes of an array, from array[i] on, from memory to the L2 cache, and waits for nothing: for
            what a later kernel reads. The address and nbytes must be multiples of 16. Nothing to do on the CPU
-           device.""")
+           device, and before compute capability 9.0.""")
 
 # ---------------------------------------------------------------- a kernel that begins before the one before it ends
 
 _PDL = "Parallel Synchronization and Communication: griddepcontrol"
-_intrinsic("griddepcontrol_wait", "", "order", SM90, _PDL,
+_intrinsic("griddepcontrol_wait", "", "order", ANY, _PDL,
            """Waits until the kernels that this one depends on have ended and what they wrote can be read. Only a kernel
            that a programmatic edge of a CUDA graph lets begin early has anything to wait for. Before
            it a thread may compute indices and read what no kernel before writes, weights above all; it must write
-           nothing. Every block passes it, for the kernel after this one relies on that. Nothing to do on the CPU
-           device, where kernels run one after the other.""")
-_intrinsic("griddepcontrol_launch_dependents", "", "order", SM90, _PDL,
+           nothing. Every block passes it, for the kernel after this one relies on that. Nothing to do where kernels run
+           one after the other: before compute capability 9.0, and on the CPU device.""")
+_intrinsic("griddepcontrol_launch_dependents", "", "order", ANY, _PDL,
            """Says that the kernel after this one may begin: it does when all blocks have come here or ended, as far
            as SMs have space for its blocks. What this kernel writes is seen there after griddepcontrol_wait() only.
-           Nothing to do on the CPU device.""")
+           Nothing to do before compute capability 9.0 and on the CPU device.""")
 
 # ---------------------------------------------------------------- warp specialisation
 

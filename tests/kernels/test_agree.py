@@ -3,14 +3,14 @@
 import importlib
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numba import float32, int32
 
-from labkit import cuda, device
+from labkit import cuda, device, ptx
 from labkit._common.tables import MIMETYPE
+from labkit.device.gpus import GPUS
 from labkit.kernels import op as op_module
 from labkit.kernels.agree import (
     GUARD,
@@ -410,24 +410,36 @@ def test_a_rung_that_refuses_sizes_says_which_it_allows():
         agree(op, [even_only("pairs")])
 
 
-def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_gpus(monkeypatch):
-    future = scale_rung("future", needs=(9, 0))
+@cuda.jit
+def needs_hopper_kernel(a, factor, out):
+    ptx.fence_mbarrier_init()
+
+
+@cuda.jit
+def needs_wgmma_kernel(a, factor, out):
+    ptx.wgmma_fence()
+
+
+def test_a_rung_for_newer_gpus_is_left_out_on_older_ones(monkeypatch):
+    future, only = scale_rung("future", needs_hopper_kernel), scale_rung("only", needs_wgmma_kernel)
     if not device.on_gpu():
-        assert agree(scale_op(future)).rows[0].skipped == ""
-    monkeypatch.setattr(op_module.device, "on_gpu", lambda: True)
-    monkeypatch.setattr(op_module.device, "name", lambda: "old GPU")
-    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5)))
+        assert future.missing == only.missing == ""  # the CPU device has all
+
+    def pretend(gpu):
+        monkeypatch.setattr(op_module.gpus, "pretended", lambda: GPUS[gpu])
+
+    pretend("t4")
     found = agree(scale_op(future))
     assert found.rows[0].skipped == "needs compute capability 9.0; this GPU has 7.5"
     assert "future was not run" in str(found)
     assert found.passed
 
-    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(10, 0)))
+    pretend("b200")
     assert future.missing == ""
-    only = scale_rung("only", needs=(9, 0, "a"))
     assert only.missing == "needs compute capability 9.0 exactly; this GPU has 10.0"
-    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    pretend("h100")
     assert only.missing == ""
+
 
 # --- Never written, or computed --------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
-ASYNC = (8, 0)  # the compute capability that cp.async needs
 SIZES = f"heads of a multiple of {STEP} numbers, at most 256"
 
 
@@ -361,7 +360,7 @@ def make_flash(size: int, queries: int):
     return attention_flash_kernel
 
 
-@rung(kernel=make_flash(64, 4), needs=ASYNC, sizes=SIZES,
+@rung(kernel=make_flash(64, 4), sizes=SIZES,
       idea="tiles of keys, corrected accumulators: no row of scores; products from registers")
 def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a tile of the scores in

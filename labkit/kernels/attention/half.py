@@ -16,7 +16,6 @@ from labkit.kernels.attention.flash_mma import MmaTile, make_contiguous_mma_loop
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.attention.three_pass import FEW
 from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
-from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import rung
 
 
@@ -55,7 +54,7 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
     return attention_flash_half_kernel
 
 
-@rung(kernel=make_flash_half(64, 4, 1), needs=MMA, sizes=SIZES,
+@rung(kernel=make_flash_half(64, 4, 1), sizes=SIZES,
       idea="tensor cores: scores become exponentials, and a factor of the next product, in registers")
 def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """A block takes 16 to 128 queries of one head, a warp 16 or 32 of them, and the keys in tiles of 64. cp.async

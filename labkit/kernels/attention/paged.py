@@ -35,7 +35,6 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import rung
 from labkit.kernels.pdl import uses_pdl
 
@@ -163,7 +162,7 @@ def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=N
     _launch_decode(make_paged_decode, MOST, SPLITS, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
-@rung(kernel=make_paged_decode_mma(64, 4), needs=MMA, sizes=SIZES,
+@rung(kernel=make_paged_decode_mma(64, 4), sizes=SIZES,
       idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages in flight")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """For bfloat16. A page of 16 keys is one operand of mma.sync, the query heads of a group are the other. Each warp

@@ -15,7 +15,7 @@ import numpy as np
 from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
-from labkit.kernels.attention.flash import ASYNC, queries_of_thread
+from labkit.kernels.attention.flash import queries_of_thread
 from labkit.kernels.attention.flash_mma import mma_form
 from labkit.kernels.attention.heads import check_longest, find_sentence
 from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
@@ -29,7 +29,6 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import rung
 
 NAIVE_THREADS = 32
@@ -95,7 +94,7 @@ def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, 
                                         np.uint32(longest))
 
 
-@rung(kernel=make_paged_prefill(64, 4), needs=ASYNC, sizes=f"float32, {SIZES}",
+@rung(kernel=make_paged_prefill(64, 4), sizes=f"float32, {SIZES}",
       idea="tiles of keys, corrected accumulators: no score goes to memory")
 def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash, one launch for all sequences: a block takes 16 to 128 queries of one head of one sequence,
@@ -108,7 +107,7 @@ def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, 
     _launch(make_paged_prefill(size, queries_of_thread(size, heads * lengths.size, longest)), arguments, stream)
 
 
-@rung(kernel=make_paged_prefill_mma(64, 4, 2), needs=MMA, sizes=f"bfloat16, {SIZES}",
+@rung(kernel=make_paged_prefill_mma(64, 4, 2), sizes=f"bfloat16, {SIZES}",
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async

@@ -16,7 +16,6 @@ from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import launch_tiled
 from labkit.kernels.attention.flash import (
-    ASYNC,
     THREADS,
     FlashTile,
     make_contiguous_loop,
@@ -26,7 +25,6 @@ from labkit.kernels.attention.flash import (
 from labkit.kernels.attention.flash import scale_for_powers_of_two as scale_of
 from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_contiguous_mma_loop, make_copy_elements, mma_form
 from labkit.kernels.attention.heads import STEP, check_chunks, check_sentences, find_sentence, multiprocessors
-from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import rung
 
 WIDEST, WIDEST_HALF = 256, 128
@@ -94,7 +92,7 @@ def sentences_half_form(size: int, heads: int, sentences: int, longest: int) -> 
     return warps, m_tiles, min(KEYS, 16 * -(-longest // 16)), teams
 
 
-@rung(kernel=make_sentences_flash_half(32, 4, 2, KEYS, 1), needs=MMA, sizes=SIZES_HALF,
+@rung(kernel=make_sentences_flash_half(32, 4, 2, KEYS, 1), sizes=SIZES_HALF,
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def attention_sentences_flash_half(qkv, heads, begins, lengths, longest, out, *, stream=0):
     """A block takes 16 to 128 queries of a head of a sentence. Where a sentence fits into a tile of queries, its keys
@@ -145,7 +143,7 @@ def make_sentences_flash(size: int, queries: int):
     return kernel
 
 
-@rung(kernel=make_sentences_flash(32, 1), needs=ASYNC, sizes=SIZES,
+@rung(kernel=make_sentences_flash(32, 1), sizes=SIZES,
       idea="tiles of keys, corrected accumulators: no score goes to memory")
 def attention_sentences_flash(qkv, heads, begins, lengths, longest, out, *, stream=0):
     """As attention_flash, one launch for all sentences: a block takes 16 to 128 queries of a head of a sentence."""

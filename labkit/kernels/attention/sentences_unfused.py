@@ -23,7 +23,7 @@ from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
 from labkit.kernels.attention.heads import check_sentences, find_sentence
 from labkit.kernels.attention.sentences_flash import SIZES_HALF, WIDEST_HALF, check_tiled
 from labkit.kernels.attention.unfused import BLOCK, TILE, tile_product
-from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, make_copy
+from labkit.kernels.matmul.mma import CHUNK, add_product, make_copy
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 
@@ -271,7 +271,7 @@ def _softmax(scores, heads, begins, lengths, longest, rows, scale, stream) -> No
         np.uint32(length), scale)
 
 
-@rung(kernel=(*make_sentence_products(32, 64), make_sentence_softmax(2, True)), needs=MMA,
+@rung(kernel=(*make_sentence_products(32, 64), make_sentence_softmax(2, True)),
       idea="three launches: scores and context on tensor cores", sizes=f"{SIZES_HALF}; at most {MAX_TOKENS:,} tokens")
 def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest, out, *, scores=None, scores_tile=None,
                                             stream=0):

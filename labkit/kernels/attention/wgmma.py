@@ -377,7 +377,7 @@ def takes_flash_wgmma(size: int, qkv, out, cache) -> bool:
     return size in CONSUMERS_OF and not missing(HOPPER) and takes_flash(size, qkv, out, cache)
 
 
-@rung(kernel=tuple(make_flash_wgmma(64, consumers) for consumers in CONSUMERS_OF[64]), needs=HOPPER, sizes=SIZES,
+@rung(kernel=tuple(make_flash_wgmma(64, consumers) for consumers in CONSUMERS_OF[64]), sizes=SIZES,
       idea="wgmma and TMA: products run while warpgroups take exponentials, which are a factor in registers")
 def attention_flash_wgmma(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """As flash, but wgmma in place of mma.sync: a block has 192 queries, or 64 where there are few, a warpgroup 64 of

@@ -19,7 +19,7 @@ from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
 from labkit.kernels.attention.heads import check_heads, find_sentence, keys_and_values
 from labkit.kernels.attention.sentences_flash import SIZES_HALF, WIDEST_HALF, check_tiled
 from labkit.kernels.attention.sentences_unfused import padded
-from labkit.kernels.matmul.mma import CHUNK, MMA, add_product
+from labkit.kernels.matmul.mma import CHUNK, add_product
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 
@@ -206,7 +206,7 @@ def whole_matrix_bytes(pitch: int, longest: int) -> int:
     return 2 * length * (3 * pitch + length + CHUNK)
 
 
-@rung(kernel=make_sentences_whole_matrix(32), needs=MMA,
+@rung(kernel=make_sentences_whole_matrix(32),
       idea="one block a sentence and head: its whole matrix of scores in shared memory",
       sizes=f"{SIZES_HALF}; as many tokens as there is shared memory for: 288, in heads of 32")
 def attention_sentences_whole_matrix(qkv, heads, begins, lengths, longest, out, *, stream=0):

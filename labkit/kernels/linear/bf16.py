@@ -35,7 +35,7 @@ from labkit.kernels.linear.swap_ab import IDEA as IDEA_SWAP_AB
 from labkit.kernels.linear.swap_ab import MOST_TOKENS, check_swap_ab, multiply_swap_ab, swap_ab_kernels
 from labkit.kernels.linear.swap_ab import SIZES as SIZES_SWAP_AB
 from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
-from labkit.kernels.matmul.mma import MMA, check_product, launch, make_pipelined
+from labkit.kernels.matmul.mma import MMA_BF16, check_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import (
     HOPPER,
     SWIGLU_TILES,
@@ -108,8 +108,8 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
     small, long = rows < SMALL_ROWS, weight.shape[1] >= LONG_DEPTH
-    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED) or missing(MMA):
-        return functools.partial(by_tensor_cores if not missing(MMA) else by_warp, **options)
+    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED) or missing(MMA_BF16):
+        return functools.partial(by_tensor_cores if not missing(MMA_BF16) else by_warp, **options)
     if tokens <= MOST_TOKENS and bias is None and not missing(HOPPER):
         return functools.partial(swap_ab, **options)
     if out.shape[1] % 8 or not aligned(out):
@@ -148,7 +148,7 @@ SIZES = "K and N multiples of 8"
 IDEA_WGMMA = "wgmma: one warpgroup copies, two multiply 128 rows at a time"
 
 
-@rung(kernel=tuple(make_pipelined(tile, weights=True, bf16=True, bf16_out=True) for tile in PIPELINED_TILES), needs=MMA,
+@rung(kernel=tuple(make_pipelined(tile, weights=True, bf16=True, bf16_out=True) for tile in PIPELINED_TILES),
       idea="mma.sync: tiles in a pipeline of four stages, rounded and stored whole", sizes=SIZES)
 def linear_bf16_pipelined(x, weight, out, stream=0):
     """Multiply many rows: a block computes a tile of 128 x 256 or so, and prefetches the next stage meanwhile."""
@@ -156,13 +156,13 @@ def linear_bf16_pipelined(x, weight, out, stream=0):
 
 
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True)
-                   for tile in TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
+                   for tile in TILES), sizes=SIZES, idea=IDEA_WGMMA)
 def linear_bf16_wgmma(x, weight, out, stream=0):
     """As pipelined, on Hopper's tensor cores: float16's kernel of matmul/wgmma.py with bfloat16's instruction."""
     specialised(x, weight, None, out, stream=stream)
 
 
-@rung(kernel=swap_ab_kernels(), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
+@rung(kernel=swap_ab_kernels(), idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def linear_bf16_left(x, weight, out, stream=0):
     """For some tens of rows, where reading the weights takes the time: a tile has 128 rows of them."""
     check_linear(x, weight, None, out)
@@ -177,7 +177,7 @@ def linear_bf16_picked(x, weight, out, stream=0):
     linear(x, weight, out, stream=stream)
 
 
-@rung(kernel=tuple(make_tensor(tokens, rows, swiglu=True) for tokens, rows in ((1, 1), (2, 2), (4, 2))), needs=MMA,
+@rung(kernel=tuple(make_tensor(tokens, rows, swiglu=True) for tokens, rows in ((1, 1), (2, 2), (4, 2))),
       idea="streamed: a thread adds up gate and up of the same output", sizes=EIGHTS)
 def linear_swiglu_streamed(x, gate_up, out, stream=0):
     """For few rows: the kernel of streamed_tensor_cores, where eight rows of gates and their ups are a tile."""
@@ -187,14 +187,14 @@ def linear_swiglu_streamed(x, gate_up, out, stream=0):
 
 
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, swiglu=True)
-                   for tile in SWIGLU_TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
+                   for tile in SWIGLU_TILES), sizes=SIZES, idea=IDEA_WGMMA)
 def linear_swiglu_wgmma(x, gate_up, out, stream=0):
     """For many rows: SwiGLU while the next tile is copied. The output is half as wide, which leaves shared memory for
     another stage."""
     specialised_swiglu(x, gate_up, None, out, stream=stream)
 
 
-@rung(kernel=swap_ab_kernels(swiglu=True), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
+@rung(kernel=swap_ab_kernels(swiglu=True), idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def linear_swiglu_left(x, gate_up, out, stream=0):
     """As linear_bf16_left: a thread has the gates and ups of its outputs among its accumulators."""
     check_linear(x, gate_up, None, out, swiglu=True)
@@ -209,7 +209,7 @@ def linear_swiglu_picked(x, gate_up, out, stream=0):
     linear_swiglu(x, gate_up, out, stream=stream)
 
 
-@rung(kernel=tuple(make_tensor(tokens, tokens, out_element=FLOAT32) for tokens in (1, 2)), needs=MMA,
+@rung(kernel=tuple(make_tensor(tokens, tokens, out_element=FLOAT32) for tokens in (1, 2)),
       idea="streamed to tensor cores, accumulators stored as they are", sizes=EIGHTS)
 def lm_head_streamed(x, weight, out, stream=0):
     """The kernel of streamed_tensor_cores, whose accumulators are not rounded."""
@@ -219,13 +219,13 @@ def lm_head_streamed(x, weight, out, stream=0):
 
 
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, floats=True)
-                   for tile in TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
+                   for tile in TILES), sizes=SIZES, idea=IDEA_WGMMA)
 def lm_head_wgmma(x, weight, out, stream=0):
     """For many rows: tiles, whose threads store their accumulators unrounded."""
     specialised_floats(x, weight, None, out, stream=stream)
 
 
-@rung(kernel=swap_ab_kernels(floats=True), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
+@rung(kernel=swap_ab_kernels(floats=True), idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def lm_head_left(x, weight, out, stream=0):
     """As linear_bf16_left; accumulators are stored unrounded."""
     check_linear(x, weight, None, out)

@@ -18,9 +18,8 @@ from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.matmul.half import SIZES, load_row_pair, tolerance_f16_accumulators
-from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.matmul.mma import Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import (
-    linear_wgmma_specialised,
     multiply_specialised,
     specialised_kernels,
 )
@@ -152,7 +151,7 @@ def linear_tensor_core_kernel(x, weights, bias, out):
                     out[r, c] = acc[4 * j + 2 * row_half + odd] + float32(bias[c])
 
 
-@rung(kernel=linear_tensor_core_kernel, needs=MMA,
+@rung(kernel=linear_tensor_core_kernel,
       idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
 def linear_tensor_core(x, weights, bias, out, stream=0):
     """As naive, but a warp computes a 16 x 16 tile with the tensor cores: 16 steps of K in two instructions."""
@@ -164,7 +163,7 @@ TWO_STAGES = Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stag
 DOUBLE_BUFFERED = make_staged(TWO_STAGES, weights=True, bias=True)
 
 
-@rung(kernel=DOUBLE_BUFFERED, needs=MMA, sizes=SIZES,
+@rung(kernel=DOUBLE_BUFFERED, sizes=SIZES,
       idea="cp.async fills one buffer while ldmatrix reads the other; 64 x 32 a warp")
 def linear_double_buffered(x, weights, bias, out, stream=0):
     """As tensor_core, but cp.async copies 16 bytes past the registers while the other buffer is multiplied, ldmatrix
@@ -176,7 +175,7 @@ def linear_double_buffered(x, weights, bias, out, stream=0):
 F16_ACCUMULATORS = make_staged(TWO_STAGES, weights=True, bias=True, f16_accumulators=True)
 
 
-@rung(kernel=F16_ACCUMULATORS, needs=MMA, tolerance=f16_accumulators_error,
+@rung(kernel=F16_ACCUMULATORS, tolerance=f16_accumulators_error,
       idea="as double_buffered, but the accumulators are float16", sizes=SIZES)
 def linear_f16_accumulators(x, weights, bias, out, stream=0):
     """As double_buffered, which is its control, with float16 accumulators: half the registers, and sums that are
@@ -222,7 +221,7 @@ def kernels_with(**epilogue) -> tuple:
 PIPELINED = kernels_with()
 
 
-@rung(kernel=PIPELINED, needs=MMA,
+@rung(kernel=PIPELINED,
       idea="swizzled stages, fragments loaded ahead, rows stored whole; the tile suits the sizes",
       sizes=SIZES)
 def linear_pipelined(x, weights, bias, out, stream=0):
@@ -275,7 +274,7 @@ def after(kernel, out, *others, stream) -> None:
     kernel[blocks_for((out.size // 8,), (256,)), 256, stream](out, *others)
 
 
-@rung(kernel=(*PIPELINED, GELU_ERF), needs=MMA,
+@rung(kernel=(*PIPELINED, GELU_ERF),
       idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
 def linear_gelu_unfused(x, weights, bias, out, stream=0):
     """linear_pipelined, and then a kernel that reads out, applies GELU and writes it again."""
@@ -299,21 +298,21 @@ def linear_gelu_f16_accumulators(x, weights, bias, out, stream=0):
     launch(GELU_F16_ACCUMULATORS, x, weights, bias, None, out, stream)
 
 
-@rung(kernel=kernels_with(activation=gelu_erf), needs=MMA,
+@rung(kernel=kernels_with(activation=gelu_erf),
       idea="one launch: GELU on the way out of the block", sizes=SIZES)
 def linear_gelu_fused(x, weights, bias, out, stream=0):
     """As unfused, but GELU is applied before the output leaves the block: 4*M*N bytes less, one launch less."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_erf)
 
 
-@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_erf), sizes=SIZES,
-      needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
+@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_erf),
+      sizes=SIZES, idea="the same on wgmma: GELU while the next tile is copied")
 def linear_gelu_wgmma(x, weights, bias, out, stream=0):
     """As fused, on Hopper's tensor cores (wgmma.py)."""
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf, stream=stream)
 
 
-@rung(kernel=(*PIPELINED, GELU_TANH), needs=MMA,
+@rung(kernel=(*PIPELINED, GELU_TANH),
       idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
 def linear_gelu_tanh_unfused(x, weights, bias, out, stream=0):
     """As linear_gelu_unfused, with GELU in its tanh form."""
@@ -321,22 +320,22 @@ def linear_gelu_tanh_unfused(x, weights, bias, out, stream=0):
     after(GELU_TANH, out, stream=stream)
 
 
-@rung(kernel=kernels_with(activation=gelu_tanh), needs=MMA,
+@rung(kernel=kernels_with(activation=gelu_tanh),
       idea="one launch: GELU on the way out of the block", sizes=SIZES)
 def linear_gelu_tanh_fused(x, weights, bias, out, stream=0):
     """As unfused, but GELU is applied before the output leaves the block."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_tanh)
 
 
-@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_sigmoid), sizes=SIZES,
-      needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
+@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_sigmoid),
+      sizes=SIZES, idea="the same on wgmma: GELU while the next tile is copied")
 def linear_gelu_tanh_wgmma(x, weights, bias, out, stream=0):
     """As fused, on Hopper's tensor cores (wgmma.py), and with GELU in its short form: one exponential and one
     reciprocal."""
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_sigmoid, stream=stream)
 
 
-@rung(kernel=(*PIPELINED, add_float16_kernel), needs=MMA,
+@rung(kernel=(*PIPELINED, add_float16_kernel),
       idea="two launches: the layer, then the residual added to what it wrote",
       sizes=SIZES)
 def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
@@ -346,7 +345,7 @@ def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
     after(add_float16_kernel, out, residual, stream=stream)
 
 
-@rung(kernel=kernels_with(residual=True), needs=MMA,
+@rung(kernel=kernels_with(residual=True),
       idea="one launch: the residual is added to the accumulators", sizes=SIZES)
 def linear_residual_fused(x, weights, bias, residual, out, stream=0):
     """As unfused, but a warp copies its part of the residual to shared memory and adds it before it stores."""

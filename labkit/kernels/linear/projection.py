@@ -94,7 +94,7 @@ def add_bias_kernel(bias, out):
             row += u32.gridDim.y
 
 
-@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel), needs=matmul_pipelined.needs,
+@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel),
       idea="two launches: the product, then the bias")
 def projection_unfused(x, weights, bias, out, stream=0):
     """The fastest product of the ladder, then a kernel that reads its output and adds the bias."""

@@ -17,7 +17,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
 from labkit.kernels.elements import BFLOAT16, ELEMENTS, SWIGLU, Element, element_of
-from labkit.kernels.matmul.mma import MMA, add_product_bf16
+from labkit.kernels.matmul.mma import add_product_bf16
 from labkit.kernels.op import rung
 from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
@@ -478,7 +478,7 @@ def streamed_several(x, weight, out, stream=0):
     by_wide_warp(x, weight, None, out, elements, SEVERAL, stream)
 
 
-@rung(kernel=tuple(make_tensor(tokens, rows) for tokens, rows in ((1, 1), (2, 1), (2, 2), (4, 2))), needs=MMA,
+@rung(kernel=tuple(make_tensor(tokens, rows) for tokens, rows in ((1, 1), (2, 1), (2, 2), (4, 2))),
       idea="16 warps share K; weights go to the tensor cores as they land", sizes=EIGHTS)
 def streamed_tensor_cores(x, weight, out, stream=0):
     """As several, but tensor cores multiply, by up to 32 tokens at once; each thread has eight loads of weights in

@@ -414,7 +414,7 @@ matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel = _both(serpentine=Fals
 matmul_pipelined_kernel, matmul_pipelined_any_kernel = _both()
 
 
-@rung(kernel=(matmul_async_copies_kernel, matmul_async_copies_any_kernel), needs=(8, 0),
+@rung(kernel=(matmul_async_copies_kernel, matmul_async_copies_any_kernel),
       idea="copies past the registers, two pairs of tiles ahead")
 def matmul_async_copies(a, b, out, stream=0):
     """As double_buffered, but cp.async copies from global to shared memory past the registers, so copies can be further
@@ -423,7 +423,7 @@ def matmul_async_copies(a, b, out, stream=0):
     _launch_ring(matmul_async_copies_kernel, matmul_async_copies_any_kernel, a, b, out, stream)
 
 
-@rung(kernel=(matmul_warp_tiles_kernel, matmul_warp_tiles_any_kernel), needs=(8, 0),
+@rung(kernel=(matmul_warp_tiles_kernel, matmul_warp_tiles_any_kernel),
       idea="a warp's thread tiles form a tile of 64 x 32")
 def matmul_warp_tiles(a, b, out, stream=0):
     """As async_copies, but the 32 thread tiles of a warp form a tile of 64 x 32, of which it reads 96 elements a step;
@@ -431,14 +431,14 @@ def matmul_warp_tiles(a, b, out, stream=0):
     _launch_ring(matmul_warp_tiles_kernel, matmul_warp_tiles_any_kernel, a, b, out, stream)
 
 
-@rung(kernel=(matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel), needs=(8, 0),
+@rung(kernel=(matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel),
       idea="fragments are read one step of K ahead")
 def matmul_reads_ahead(a, b, out, stream=0):
     """As warp_tiles, but the fragments of the next step are read during the products of this one."""
     _launch_ring(matmul_reads_ahead_kernel, matmul_reads_ahead_any_kernel, a, b, out, stream)
 
 
-@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel), needs=(8, 0),
+@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel),
       idea="products in an order in which each shares a factor with the one before")
 def matmul_pipelined(a, b, out, stream=0):
     """As reads_ahead, but the order of the products alternates, so that a register is read twice in a row."""

@@ -21,7 +21,6 @@ from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.elements import bfloat16_number
 from labkit.kernels.matmul.mma import (
-    MMA,
     Tile,
     add_product,
     check_product,
@@ -158,7 +157,7 @@ def matmul_half_tensor_core_kernel(a, b, out):
         store_accumulators(acc, 4 * j, out, row, col + 8 * j)
 
 
-@rung(kernel=matmul_half_tensor_core_kernel, needs=MMA,
+@rung(kernel=matmul_half_tensor_core_kernel,
       idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
 def matmul_half_tensor_core(a, b, out, stream=0):
     """As naive, but a warp computes a 16 x 16 tile with the tensor cores: 16 steps of K in two instructions."""
@@ -228,7 +227,7 @@ matmul_half_hand_blocked_kernel = make_hand_blocked(wide=False)
 matmul_half_wide_copies_kernel = make_hand_blocked(wide=True)
 
 
-@rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
+@rung(kernel=matmul_half_hand_blocked_kernel,
       idea="tiles of 64 x 64 in shared memory, float16 values copied one by one",
       failed="on the H200 it ran 4096^3 at 11.1 TFLOP/s, where tensor_core reached 13.6: the repeated reads of that "
              "one hit the caches, and this adds barriers and copies of single float16 values")
@@ -238,7 +237,7 @@ def matmul_half_hand_blocked(a, b, out, stream=0):
     matmul_half_hand_blocked_kernel[blocks_for((cols, rows), (HAND_TILE, HAND_TILE)), HAND_THREADS, stream](a, b, out)
 
 
-@rung(kernel=matmul_half_wide_copies_kernel, needs=MMA, sizes=SIZES, idea="the same tiles, copied 16 bytes at a time")
+@rung(kernel=matmul_half_wide_copies_kernel, sizes=SIZES, idea="the same tiles, copied 16 bytes at a time")
 def matmul_half_wide_copies(a, b, out, stream=0):
     """As hand_blocked, but cp.async copies the tiles 16 bytes at a time, past the registers."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False)
@@ -254,7 +253,7 @@ DOUBLE_BUFFERED = make_staged(TWO_STAGES)
 THREE_STAGE = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2))
 
 
-@rung(kernel=LDMATRIX, needs=MMA, sizes=SIZES, idea="ldmatrix loads the fragments, four registers at a time")
+@rung(kernel=LDMATRIX, sizes=SIZES, idea="ldmatrix loads the fragments, four registers at a time")
 def matmul_half_ldmatrix(a, b, out, stream=0):
     """As wide_copies, but ldmatrix loads four 8 x 8 parts of fragments in one instruction. Rows of the tiles are padded
     by 16 bytes, so that it reads eight of them from different banks."""
@@ -262,7 +261,7 @@ def matmul_half_ldmatrix(a, b, out, stream=0):
     launch(LDMATRIX, a, b, None, None, out, stream)
 
 
-@rung(kernel=LARGE_TILES, needs=MMA, sizes=SIZES, idea="128 x 128 a block, 64 x 32 a warp")
+@rung(kernel=LARGE_TILES, sizes=SIZES, idea="128 x 128 a block, 64 x 32 a warp")
 def matmul_half_large_tiles(a, b, out, stream=0):
     """As ldmatrix, but a block computes 128 x 128 elements and a warp 64 x 32: a fragment is used
     four times, and a copied element 128 times."""
@@ -270,7 +269,7 @@ def matmul_half_large_tiles(a, b, out, stream=0):
     launch(LARGE_TILES, a, b, None, None, out, stream)
 
 
-@rung(kernel=DOUBLE_BUFFERED, needs=MMA, sizes=SIZES,
+@rung(kernel=DOUBLE_BUFFERED, sizes=SIZES,
       idea="two buffers: one is filled while the other is multiplied")
 def matmul_half_double_buffered(a, b, out, stream=0):
     """As large_tiles, but with two buffers: cp.async fills one while the other is multiplied, with one barrier a step
@@ -279,7 +278,7 @@ def matmul_half_double_buffered(a, b, out, stream=0):
     launch(DOUBLE_BUFFERED, a, b, None, None, out, stream)
 
 
-@rung(kernel=THREE_STAGE, needs=MMA, sizes=SIZES,
+@rung(kernel=THREE_STAGE, sizes=SIZES,
       idea="three buffers: copies run two stages ahead")
 def matmul_half_three_stage(a, b, out, stream=0):
     """As double_buffered, with a third buffer: a copy has the time of two stages to arrive.
@@ -295,7 +294,7 @@ def matmul_half_three_stage(a, b, out, stream=0):
 F16_ACCUMULATORS = make_staged(TWO_STAGES, f16_accumulators=True)
 
 
-@rung(kernel=F16_ACCUMULATORS, needs=MMA,
+@rung(kernel=F16_ACCUMULATORS,
       idea="as double_buffered, but the accumulators are float16", sizes=SIZES, tolerance=tolerance_f16_accumulators)
 def matmul_half_f16_accumulators(a, b, out, stream=0):
     """As double_buffered, with float16 accumulators: half the registers, and rounded at every step of 16 along K.
@@ -332,7 +331,7 @@ def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
 PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
 
 
-@rung(kernel=PIPELINED, needs=MMA, sizes=SIZES,
+@rung(kernel=PIPELINED, sizes=SIZES,
       idea="four stages, swizzled; 64 x 64 a warp, fragments loaded ahead; rows stored whole")
 def matmul_half_pipelined(a, b, out, stream=0):
     """As three_stage, but a warp's tile is 64 x 64, its next fragments are loaded while the last are multiplied, pieces
@@ -375,7 +374,7 @@ def matmul_bf16_naive(a, b, out, stream=0):
 PIPELINED_BF16 = tuple(make_pipelined(tile, bf16=True) for tile in PIPELINED_TILES)
 
 
-@rung(kernel=PIPELINED_BF16, needs=MMA,
+@rung(kernel=PIPELINED_BF16,
       idea="matmul_half_pipelined with mma.sync for bfloat16; out in float32", sizes=SIZES)
 def matmul_bf16_pipelined(a, b, out, stream=0):
     """The pipelined kernel of matmul_half: the same fragments, one other instruction, and accumulators stored as they

@@ -22,7 +22,7 @@ from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_s
 from labkit.kernels.elements import bfloat16_number
 
 BAND = 8  # height in tiles of the bands in which blocks are rasterised
-MMA = (8, 0)  # the compute capability that these instructions need
+MMA_BF16 = (8, 0)  # the compute capability that tensor cores of bfloat16 and TF32 need
 CHUNK = 8  # 16-bit elements in 16 bytes, what one cp.async moves and one ldmatrix row holds
 
 

@@ -21,7 +21,6 @@ from labkit.kernels.arguments import blocks_for
 from labkit.kernels.matmul.half import store_accumulators
 from labkit.kernels.matmul.mma import (
     BAND,
-    MMA,
     Tile,
     check_product,
     launch,
@@ -84,7 +83,7 @@ def matmul_tf32_tensor_core_kernel(a, b, out):
         store_accumulators(acc, 4 * j, out, row, col + 8 * j)
 
 
-@rung(kernel=matmul_tf32_tensor_core_kernel, needs=MMA,
+@rung(kernel=matmul_tf32_tensor_core_kernel,
       idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
 def matmul_tf32_tensor_core(a, b, out, stream=0):
     """A warp computes a 16 x 16 tile with the tensor cores, 8 steps of K at a time."""
@@ -188,7 +187,7 @@ def make_pipelined_tf32(tile: Tile):
 PIPELINED = make_pipelined_tf32(Tile(rows=128, cols=256, depth=16, warp_rows=64, warp_cols=64, stages=4))
 
 
-@rung(kernel=PIPELINED, needs=MMA,
+@rung(kernel=PIPELINED,
       idea="four stages of cp.async, 64 x 64 a warp, fragments loaded ahead",
       sizes="K and N multiples of 4")
 def matmul_tf32_pipelined(a, b, out, stream=0):

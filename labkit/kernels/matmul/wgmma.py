@@ -497,39 +497,39 @@ HOPPER = (9, 0, "a")
 PRODUCER_CONSUMERS = make_wgmma_specialised(TILES[2], weights=False, bias=False, activation=unchanged)
 
 
-@rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, needs=HOPPER, sizes=SIZES)
+@rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, sizes=SIZES)
 def matmul_half_wgmma(a, b, out, stream=0):
     """As wgmma_cp_async, but TMA copies: one thread requests a box, and the others wait for its bytes."""
     multiply(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=PRODUCER_CONSUMERS, idea="one warpgroup copies, two multiply", needs=HOPPER, sizes=SIZES)
+@rung(kernel=PRODUCER_CONSUMERS, idea="one warpgroup copies, two multiply", sizes=SIZES)
 def matmul_half_wgmma_roles(a, b, out, stream=0):
     """As wgmma, also 128 x 128, but a third warpgroup, the producer, copies for two consumers. Five stages, so there is
     one block on an SM."""
     multiply_specialised(a, b, None, out, weights=False, tile=TILES[2], persistent=False, stream=stream)
 
 
-@rung(kernel=PRODUCER_CONSUMERS, idea="a block for each SM computes one tile after another", needs=HOPPER, sizes=SIZES)
+@rung(kernel=PRODUCER_CONSUMERS, idea="a block for each SM computes one tile after another", sizes=SIZES)
 def matmul_half_wgmma_persistent(a, b, out, stream=0):
     """As wgmma_roles, but persistent: a block for each SM, which stores a tile while the next one is already coming."""
     multiply_specialised(a, b, None, out, weights=False, tile=TILES[2], stream=stream)
 
 
-@rung(kernel=specialised_kernels(weights=False, bias=False), idea="tiles of 128 x 256, or as suits the sizes",
-      needs=HOPPER, sizes=SIZES)
+@rung(kernel=specialised_kernels(weights=False, bias=False), sizes=SIZES,
+      idea="tiles of 128 x 256, or as suits the sizes")
 def matmul_half_wgmma_specialised(a, b, out, stream=0):
     """As wgmma_persistent, but with the tile that suits the sizes: 128 x 256 for large products."""
     multiply_specialised(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=make_wgmma(weights=True, bias=True), idea=IDEA, needs=HOPPER, sizes=SIZES)
+@rung(kernel=make_wgmma(weights=True, bias=True), idea=IDEA, sizes=SIZES)
 def linear_wgmma(x, weights, bias, out, stream=0):
     """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
     multiply(x, weights, bias, out, weights=True, stream=stream)
 
 
-@rung(kernel=specialised_kernels(weights=True, bias=True), idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
+@rung(kernel=specialised_kernels(weights=True, bias=True), idea=IDEA_SPECIALISED, sizes=SIZES)
 def linear_wgmma_specialised(x, weights, bias, out, stream=0):
     """As wgmma, but a producer copies ahead while two consumers multiply 128 x 192 or so, as suits the sizes, and
     persistent blocks store a tile while the next one is already coming."""

@@ -11,7 +11,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import dynamic_shared, unsigned
 from labkit.kernels.matmul.mma import check_product, make_copy
-from labkit.kernels.matmul.wgmma import HOPPER, SIMPLE, SIZES
+from labkit.kernels.matmul.wgmma import SIMPLE, SIZES
 from labkit.kernels.matmul.wgmma_tiles import (
     BOX,
     DEPTH,
@@ -98,7 +98,7 @@ def make_wgmma_cp_async():
     return wgmma_cp_async_kernel
 
 
-@rung(kernel=make_wgmma_cp_async(), needs=HOPPER, sizes=SIZES,
+@rung(kernel=make_wgmma_cp_async(), sizes=SIZES,
       idea="wgmma: tensor cores read shared memory, four warps together; copies by cp.async")
 def matmul_half_wgmma_cp_async(a, b, out, stream=0):
     """wgmma instead of mma.sync: 128 threads multiply 64 x 128 together, without fragments of a and b in registers. As

@@ -52,7 +52,7 @@ def rungs_for(name: str, gelu: bool | str, residual: bool) -> tuple:
                     "with the sum in a register", *epilogue),
             as_rung(fused_tiled, f"{name}_tiled", make_fused_tiled(*epilogue), "16 x 16 tiles", *epilogue),
             as_rung(fused_pipelined, f"{name}_pipelined", pipelined, "128 x 128 tiles in a pipeline; K in parts where "
-                    "tiles are few", *epilogue, needs=(8, 0)))
+                    "tiles are few", *epilogue))
 
 
 def layer(rng, M, N, K):

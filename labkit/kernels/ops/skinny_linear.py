@@ -8,7 +8,6 @@ import numpy as np
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.linear.few_rows import make_skinny, make_skinny_half, skinny, skinny_half
 from labkit.kernels.linear.fused import fused_reference, fused_tiled, make_add_parts, make_fused_tiled
-from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import Op, Work, sizes
 from labkit.kernels.ops.fused_linear import as_rung, layer, sum_error, torch_addmm
 from labkit.kernels.tolerance import EPS16, SMALLEST16
@@ -63,7 +62,7 @@ SKINNY_LINEAR_HALF = Op(
                    "16 x 16 tiles, nearly empty"),
            as_rung(skinny_half, "skinny_linear_half_tensor_core",
                    (make_skinny_half(1, False, False, False), make_add_parts(4, False, False)),
-                   "16 columns a block, eight warps share K, mma.sync", needs=MMA, sizes="K and N multiples of 8")),
+                   "16 columns a block, eight warps share K, mma.sync", sizes="K and N multiples of 8")),
     inputs=lambda rng, M, N, K: tuple(array.astype(np.float16) for array in layer(rng, M, N, K)),
     awkward=sizes("M N K", (1, 1, 1), (3, 24, 72), (7, 40, 264), (17, 16, 64), (33, 16, 64), (1, 16, 768)),
     tolerance=_half_tolerance,
