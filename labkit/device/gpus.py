@@ -16,6 +16,7 @@ import os
 from dataclasses import dataclass
 
 from labkit import device
+from labkit.device import compiling
 
 SUPPORTED = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))  # compute capabilities
 
@@ -144,6 +145,18 @@ def target() -> GPU:
     """The GPU that kernels are chosen and compiled for: the pretended one, else the present one. On the CPU device an
     H200, so that kernels are chosen as they are there."""
     return pretended() or (_present() if device.on_gpu() else GPUS["h200"])
+
+
+def sm_count() -> int:
+    """How many streaming multiprocessors (SMs) the target has."""
+    return target().multiprocessors
+
+
+def pretend() -> None:
+    """On a GPU, compile from now on for the one that LABKIT_PRETEND names, if it is set, and assemble for the present
+    one. Raises ValueError for an unknown name."""
+    if pretended() is not None and device.on_gpu():
+        compiling.answer_with(capability_here())
 
 
 def capability_here() -> tuple[int, ...]:
