@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 
 from labkit import device
-from labkit.device import compiling
+from labkit.device import compile_target
 
 SUPPORTED = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))  # compute capabilities
 
@@ -156,11 +156,4 @@ def pretend() -> None:
     """On a GPU, compile from now on for the one that LABKIT_PRETEND names, if it is set, and assemble for the present
     one. Raises ValueError for an unknown name."""
     if pretended() is not None and device.on_gpu():
-        compiling.answer_with(capability_here())
-
-
-def capability_here() -> tuple[int, ...]:
-    """The compute capability that a GPU's kernels are compiled for; where one is pretended, also the present one, for
-    which they are assembled: (7, 5, 9, 0)."""
-    gpu = pretended()
-    return _present().capability if gpu is None else (*gpu.capability, *_present().capability)
+        compile_target.answer_with((*pretended().capability, *_present().capability))
