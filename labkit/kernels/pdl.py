@@ -27,8 +27,7 @@ kernel runs while its inputs are written.
 Source  CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"
 """
 
-from labkit import device
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.kernels.op import missing
 
 NEEDS = (9, 0)
@@ -40,7 +39,7 @@ CARVEOUT = 50
 def uses_pdl(rows: int) -> bool:
     """Whether the kernels of a step with so many rows should be made so on the present device. Not on the CPU device,
     where it would change nothing."""
-    return (rows == 1 or rows > 8) and device.on_gpu() and not missing(NEEDS)
+    return (rows == 1 or rows > 8) and gpus.chosen_on_gpu() and not missing(NEEDS)
 
 
 def load_of(early: bool):

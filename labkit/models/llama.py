@@ -33,8 +33,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import launches
+from labkit import cuda
+from labkit.device import gpus, launches
 from labkit.device.memory import zeros
 from labkit.kernels.attention.paged import decode_parts, paged_decode
 from labkit.kernels.attention.paged_prefill import paged_prefill
@@ -93,7 +93,7 @@ class Llama:
         run = self.kernels
         default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
         return int(default and type(self).linear is Llama.linear and self.dtype == "bfloat16"
-                   and fits_normed(1, self.config.hidden_size) and device.on_gpu() and not missing(MMA_BF16))
+                   and fits_normed(1, self.config.hidden_size) and gpus.chosen_on_gpu() and not missing(MMA_BF16))
 
     # What other architectures override: see qwen3.py.
 

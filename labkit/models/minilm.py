@@ -35,8 +35,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import graphs, launches
+from labkit import cuda
+from labkit.device import gpus, graphs, launches
 from labkit.kernels.attention.sentences import attention_sentences
 from labkit.kernels.embedding_sum import embedding_layernorm
 from labkit.kernels.gelu import gelu_erf
@@ -346,7 +346,7 @@ def kernels_for(dtype) -> Kernels:
     """Those to use for numbers of this type on this device."""
     if np.dtype(dtype) == np.float32:
         return FLOAT32
-    return HALF if device.on_gpu() else FEW_ROWS
+    return HALF if gpus.chosen_on_gpu() else FEW_ROWS
 
 
 # --- Its memory ------------------------------------------------------------------------------------------------------

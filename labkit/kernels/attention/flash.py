@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, launch_tiled
 from labkit.kernels.attention.heads import STEP, check_chunks, check_heads, keys_and_values, multiprocessors
@@ -316,7 +316,7 @@ def queries_of_thread(size: int, pairs: int, rows: int) -> int:
     """Return the queries of a thread in a FlashTile: no more than `rows` rows need, and few enough that `pairs` pairs
     of a sequence and a head have a block for each SM. On the CPU device, 1."""
     # With 8, at heads of 64, a thread has 254 registers: 4,096 rows take 1,661 us instead of 1,434.
-    queries = 1 if not device.on_gpu() else 4 if size <= 128 else 2
+    queries = 1 if not gpus.chosen_on_gpu() else 4 if size <= 128 else 2
     while queries > 1:
         tile_rows = FlashTile(size, queries).rows
         if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= multiprocessors():

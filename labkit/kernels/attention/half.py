@@ -8,7 +8,8 @@ Source  as flash_mma.py, which has the loop over tiles of keys
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.decode import launch_decode, make_decode
 from labkit.kernels.attention.flash import SIZES, check_flash, launch_flash
@@ -80,7 +81,7 @@ def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, str
     size, _ = check_heads(qkv, heads, out, cache, start, np.float16)
     if cache is not None and out.shape[0] <= FEW:
         pick = attention_decode_half
-    elif device.on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(size, qkv, out, cache):
+    elif gpus.chosen_on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(size, qkv, out, cache):
         pick = attention_flash_wgmma
     else:
         pick = attention_flash_half

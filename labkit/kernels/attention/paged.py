@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
@@ -177,7 +177,7 @@ def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=Non
 
 def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_decode_naive
     else:
         launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split

@@ -12,7 +12,8 @@ Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in pa
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
 from labkit.kernels.attention.flash import queries_of_thread
@@ -137,7 +138,7 @@ def _launch(kernel, arguments, stream):
 
 def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_prefill_naive
     else:
         launch = paged_prefill_mma if np.dtype(q.dtype) == np.uint16 else paged_prefill_flash

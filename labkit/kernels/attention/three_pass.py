@@ -15,7 +15,8 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.attention.decode import attention_decode
 from labkit.kernels.attention.flash import attention_flash, takes_flash
@@ -189,7 +190,7 @@ FEW = 4  # queries: with more, tiles of keys pay
 def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple ones are the quickest."""
     size, _ = check_heads(qkv, heads, out, cache, start)
-    if device.on_gpu() and takes_flash(size, qkv, out, cache):
+    if gpus.chosen_on_gpu() and takes_flash(size, qkv, out, cache):
         pick = attention_decode if cache is not None and out.shape[0] <= FEW else attention_flash
     else:
         pick = attention_all_threads if size <= BLOCK else attention_three_pass

@@ -14,8 +14,8 @@ import math
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, launch_tiled
 from labkit.kernels.attention.flash import check_flash, scale_for_powers_of_two, takes_flash
@@ -360,9 +360,9 @@ CONSUMERS_OF = {64: {3: 1.55, 1: 1.2}, 128: {2: 1.55}}
 def consumers_for(size: int, rows: int, heads: int, causal: bool) -> int:
     """Return the consumers of a block with which these rows take the least time; on the CPU device, the fewest."""
     times = CONSUMERS_OF[size]
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return min(times)
-    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = gpus.sm_count()
 
     def time(consumers):
         rounds = heads * -(-rows // (64 * consumers)) / (sms * (2 if consumers == 1 else 1))

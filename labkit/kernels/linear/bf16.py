@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 
-from labkit import device
+from labkit.device import gpus
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, unchanged
@@ -99,7 +99,7 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
     Measured on an H200, in a decoder's step. Otherwise a warp computes an output, or on the CPU device a thread."""
     wide = loads_whole(x, weight)
     options = {"swiglu": True} if swiglu else {}
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return functools.partial(by_thread, wide=wide, **options)
     if np.dtype(x.dtype) != np.uint16 or not wide:
         if wide and not swiglu:

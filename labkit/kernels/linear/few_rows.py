@@ -15,7 +15,7 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned
@@ -412,7 +412,7 @@ def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 
 def _pick(rows: int, cols: int, depth: int, dtype, together=True):
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return fused_naive if rows < FEW_ON_CPU else fused_tiled
     if np.dtype(dtype) == np.float32:
         return skinny if rows <= FEW else fused_pipelined

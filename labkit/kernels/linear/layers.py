@@ -13,7 +13,7 @@ layout that mma.sync needs: nothing has to be transposed. See matmul_half for wh
 import numpy as np
 from numba import float32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
@@ -196,7 +196,7 @@ OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks 
 
 def linear_tile(rows: int, cols: int, depth: int) -> Tile:
     """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return list(PIPELINED_TILES)[-1]
 
     def cost(tile):

@@ -16,8 +16,8 @@ mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a war
 import numpy as np
 from numba import float32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.elements import bfloat16_number
 from labkit.kernels.matmul.mma import (
@@ -317,9 +317,9 @@ OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks 
 
 def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
     """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return next(iter(PIPELINED_TILES))
-    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = gpus.sm_count()
 
     def cost(tile):
         rounds = -(-tile.count(rows, cols) // sms)
