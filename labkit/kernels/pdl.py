@@ -28,7 +28,6 @@ Source  CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchroni
 """
 
 from labkit.device import gpus, ptx
-from labkit.kernels.op import missing
 
 NEEDS = (9, 0)
 # Percent of an SM's memory that kernels which load weights to registers leave to be shared: loads that are in flight
@@ -39,7 +38,7 @@ CARVEOUT = 50
 def uses_pdl(rows: int) -> bool:
     """Whether the kernels of a step with so many rows should be made so on the present device. Not on the CPU device,
     where it would change nothing."""
-    return (rows == 1 or rows > 8) and gpus.chosen_on_gpu() and not missing(NEEDS)
+    return (rows == 1 or rows > 8) and gpus.chosen_on_gpu() and gpus.target().capability >= NEEDS
 
 
 def load_of(early: bool):

@@ -20,7 +20,6 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, launch_tiled
 from labkit.kernels.attention.flash import check_flash, scale_for_powers_of_two, takes_flash
 from labkit.kernels.attention.heads import keys_and_values
-from labkit.kernels.matmul.wgmma import HOPPER
 from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
@@ -374,7 +373,8 @@ def consumers_for(size: int, rows: int, heads: int, causal: bool) -> int:
 
 def takes_flash_wgmma(size: int, qkv, out, cache) -> bool:
     """Whether attention_flash_wgmma can run here and takes heads of `size` and these arguments, already checked."""
-    return size in CONSUMERS_OF and not missing(HOPPER) and takes_flash(size, qkv, out, cache)
+    return (size in CONSUMERS_OF and not missing(make_flash_wgmma(size, min(CONSUMERS_OF[size])))
+            and takes_flash(size, qkv, out, cache))
 
 
 @rung(kernel=tuple(make_flash_wgmma(64, consumers) for consumers in CONSUMERS_OF[64]), sizes=SIZES,
