@@ -7,8 +7,9 @@ kernels. The choice, and the fixes that numba.cuda needs, are in labkit.device.
 import sys
 
 from labkit import device
+from labkit.device import gpus
 
-device.pretend()
+gpus.pretend()
 if device.on_gpu():
     sys.modules[__name__] = device.numba_cuda()
 else:

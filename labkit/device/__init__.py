@@ -46,15 +46,6 @@ def numba_cuda():
     return cuda
 
 
-def pretend() -> None:
-    """On a GPU, compile from now on for the one that LABKIT_PRETEND names, if it is set, and assemble for the present
-    one. Raises ValueError for an unknown name."""
-    from labkit.device import compiling, gpus
-
-    if gpus.pretended() is not None and on_gpu():
-        compiling.answer_with(gpus.capability_here())
-
-
 def _add_rsqrt(cuda):
     """cuda.rsqrt, which numba.cuda has in libdevice only, with one name for each type."""
     from numba.cuda import libdevice
@@ -121,15 +112,6 @@ def name() -> str:
         return "labkit CPU device"
     raw = numba_cuda().get_current_device().name
     return raw.decode() if isinstance(raw, bytes) else str(raw)
-
-
-@functools.cache
-def sm_count() -> int:
-    """How many streaming multiprocessors (SMs) the GPU has for which kernels are chosen. On the CPU device an H200's,
-    so that they are chosen and divided as they are there."""
-    from labkit.device import gpus
-
-    return gpus.target().multiprocessors
 
 
 def where() -> str:

@@ -18,6 +18,7 @@ import types as python_types
 from pathlib import Path
 
 from labkit import device
+from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
 
 FORMS = ((7, 5), (8, 0), (9, 0))  # compute capabilities from which labkit.device.ptx_gpu writes other code
@@ -33,47 +34,6 @@ def _numba_cuda():
         return device.numba_cuda()
     except ImportError as error:
         raise NoCompiler(f"numba-cuda is not installed: {error}") from None
-
-
-@contextlib.contextmanager
-def as_if_on(cc: tuple):
-    """Numba asks the current GPU what to compile for; give it this answer within the block, without a CUDA context.
-
-    cc: a compute capability, (7, 5). Four numbers, (7, 5, 9, 0): code for the first one, assembled for the second.
-    """
-    from numba.cuda import codegen, dispatcher
-
-    library = codegen.CUDACodeLibrary
-    originals = dispatcher.get_current_device, library._ensure_cc, library.get_cubin
-    answer_with(cc)
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device, library._ensure_cc, library.get_cubin = originals
-
-
-def answer_with(cc: tuple) -> None:
-    """As `as_if_on`, for the rest of the process."""
-    from numba.cuda import codegen, dispatcher
-
-    library, variant = codegen.CUDACodeLibrary, (*cc[:2], "a" if tuple(cc[:2]) >= (9, 0) else "")
-    capability = tuple(cc[:2])
-    dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=capability)
-    library._ensure_cc = lambda self, cc: variant if cc is None else cc
-    if len(cc) == 4:
-        library.get_cubin = functools.partialmethod(_cubin, runs_on=(*cc[2:], "a" if tuple(cc[2:]) >= (9, 0) else ""))
-
-
-def _cubin(library, cc=None, *, runs_on: tuple) -> bytes:
-    """What CUDACodeLibrary.get_cubin returns, assembled for a later GPU than the one that the code was made for."""
-    from numba.cuda.cudadrv import driver
-
-    if runs_on not in library._cubin_cache:
-        linker = driver._Linker(max_registers=library._max_registers, cc=runs_on, lto=False)
-        library._link_all(linker, library._ensure_cc(None))
-        library._cubin_cache[runs_on] = linker.complete()
-        library._linkerinfo_cache[runs_on] = linker.info_log
-    return library._cubin_cache[runs_on]
 
 
 def _gpu_object(obj, cc):
