@@ -62,7 +62,7 @@ def plan(facts: machine.Facts, installed: dict[str, str]) -> Plan:
 def install(course: str | Path) -> None:
     """Install the checkout `course` into this Python, tell what happens, and run a kernel.
 
-    Raises UserError, with what pip or `labkit doctor` said, if that fails.
+    Raises UserError, with the message of pip or `labkit doctor`, if that fails.
     """
     before = versions()
     facts = machine.without_imports()
@@ -112,7 +112,7 @@ def _pip(requirement: str, constraints: tuple[str, ...]) -> list[str]:
     if process.returncode:
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
         raise UserError("pip could not install labkit here. Start a new session (in Colab: Runtime, Disconnect and "
-                        "delete runtime) and run this cell first. pip said:\n" + "\n".join(errors))
+                        "delete runtime) and run this cell first. The error of pip:\n" + "\n".join(errors))
     return sorted({line.split()[0] for line in lines if " requires " in line and "but you have" in line})
 
 
