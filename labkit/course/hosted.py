@@ -83,7 +83,6 @@ def install(course: str | Path) -> None:
         return
     if facts.gpus and not planned.extra:
         os.environ["LABKIT_DEVICE"] = "cpu"
-    importlib.invalidate_caches()
     if LOADED_AT_START not in sys.modules:  # as Python does when it starts with numba-cuda installed
         importlib.import_module(LOADED_AT_START)
     print(_checked(course))
@@ -91,8 +90,10 @@ def install(course: str | Path) -> None:
 
 def versions() -> dict[str, str]:
     """{name: version} of every installed package; names as pip compares them."""
-    return {re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower(): found.version
-            for found in importlib.metadata.distributions() if found.metadata["Name"]}
+    importlib.invalidate_caches()
+    found = [(each.metadata["Name"], each.version) for each in importlib.metadata.distributions()]
+    # The first directory of sys.path comes first and is the one that counts.
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in reversed(found) if name}
 
 
 def _pip(requirement: str, constraints: tuple[str, ...]) -> list[str]:

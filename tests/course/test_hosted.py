@@ -288,6 +288,15 @@ def test_versions_are_those_of_the_installed_packages_by_their_normal_names():
     assert found["numba"] == importlib.metadata.version("numba") and "huggingface-hub" in found
 
 
+def test_of_two_versions_the_one_that_python_imports_counts(tmp_path, monkeypatch):
+    for folder, version in (("first", "2.0"), ("second", "1.0")):
+        information = tmp_path / folder / f"Made_Up-{version}.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Made_Up\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second")])
+    assert hosted.versions() == {"made-up": "2.0"}
+
+
 # --- The cell ---------------------------------------------------------------------------------------------------------
 
 
