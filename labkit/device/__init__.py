@@ -107,9 +107,14 @@ def on_gpu() -> bool:
 
 
 def name() -> str:
-    """The device's name: "NVIDIA H200", or "labkit CPU device"."""
-    if not on_gpu():
-        return "labkit CPU device"
+    """The device's name: "NVIDIA H200", or "labkit CPU device"; with LABKIT_PRETEND, that too: times taken then are no
+    GPU's."""
+    pretended = os.environ.get("LABKIT_PRETEND", "").strip()
+    return (gpu_name() if on_gpu() else "labkit CPU device") + (f" (LABKIT_PRETEND={pretended})" if pretended else "")
+
+
+def gpu_name() -> str:
+    """What the driver calls the GPU."""
     raw = numba_cuda().get_current_device().name
     return raw.decode() if isinstance(raw, bytes) else str(raw)
 

@@ -133,10 +133,11 @@ def pretended() -> GPU | None:
 @functools.cache  # Numba looks up the context on each call; all GPUs of a machine are assumed to be alike
 def _present() -> GPU:
     raw = device.numba_cuda().get_current_device()
-    sheet = sheet_of(device.name())
+    name = device.gpu_name()
+    sheet = sheet_of(name)
     rates = (None,) * 5 if sheet is None else (sheet.memory_gb, sheet.bandwidth_gbs, sheet.fp32_tflops,
                                                sheet.tf32_tflops, sheet.f16_tflops)
-    return GPU(device.name(), raw.MULTIPROCESSOR_COUNT, raw.MAX_THREADS_PER_MULTIPROCESSOR,
+    return GPU(name, raw.MULTIPROCESSOR_COUNT, raw.MAX_THREADS_PER_MULTIPROCESSOR,
                raw.MAX_BLOCKS_PER_MULTIPROCESSOR, raw.MAX_REGISTERS_PER_MULTIPROCESSOR,
                raw.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, tuple(raw.compute_capability)[:2],
                raw.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, *rates)
@@ -161,6 +162,12 @@ def target() -> GPU:
     """The GPU that kernels are chosen and compiled for: the planned or pretended one, else the present one. On the CPU
     device an H200, so that kernels are chosen as they are there."""
     return _planned or pretended() or (_present() if device.on_gpu() else GPUS["h200"])
+
+
+def lacks_shared(nbytes: int) -> str:
+    """Why a block of the target cannot have so many bytes of shared memory; empty if it can."""
+    allowed = target().shared_per_block
+    return f"needs {nbytes:,} bytes of shared memory a block; this GPU allows {allowed:,}" if nbytes > allowed else ""
 
 
 def chosen_on_gpu() -> bool:

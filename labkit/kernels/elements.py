@@ -58,7 +58,7 @@ def unchanged(x):
     return x
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Element:
     """number(element) and element(number) convert; rounded(number) is the nearest float32 that an element can hold.
     `per_load` elements are 16 bytes. eps, smallest: what rounding_error uses. pack(a, b) makes a word of two

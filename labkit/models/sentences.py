@@ -47,13 +47,13 @@ class Encoder:
 
         Raises UserError where there is no such model, or where its files are not those of a BERT with mean pooling.
         """
-        from labkit import device
+        from labkit.device import gpus
         from labkit.models import minilm
 
         if form not in minilm.FORMS:
             raise UserError(f"form is {form!r}; allowed are {', '.join(map(repr, minilm.FORMS))}")
         if isinstance(dtype, str) and dtype == AUTO:
-            dtype = "float16" if device.on_gpu() else "float32"
+            dtype = "float16" if gpus.chosen_on_gpu() else "float32"
         try:
             dtype = chosen(dtype, minilm.Config.kind)
         except (TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
@@ -25,6 +25,7 @@ from labkit.kernels.attention.paged_split import (
     blocks_of_group,
     make_paged_decode,
     make_paged_decode_mma,
+    stages_for,
 )
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -37,7 +38,7 @@ from labkit.kernels.attention.pages import (
     make_attend,
 )
 from labkit.kernels.elements import FLOAT32, Element, element_of
-from labkit.kernels.op import rung
+from labkit.kernels.op import missing, rung
 from labkit.kernels.pdl import uses_pdl
 
 NAIVE_THREADS = 32
@@ -98,8 +99,10 @@ def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, strea
         raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
                          f"with decode_parts({sequences}, {heads}, {size})")
     element = element_of("q", q)
-    kernel = factory(size, heads_per_block, uses_pdl(sequences), element) if factory is make_paged_decode_mma else (
-        factory(size, heads_per_block, element, splits))
+    if factory is make_paged_decode_mma:
+        kernel = factory(size, heads_per_block, uses_pdl(sequences), stages_for(size) or 2, element)
+    else:
+        kernel = factory(size, heads_per_block, element, splits)
     kernel_arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                         np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
     # The sequence's length is not known here: blocks beyond its pages exit at once.
@@ -165,7 +168,7 @@ def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=N
     _launch_decode(make_paged_decode, MOST, SPLITS, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
-@rung(kernel=make_paged_decode_mma(64, 4), sizes=SIZES,
+@rung(kernel=make_paged_decode_mma(64, 4, False, 3), sizes=SIZES,
       idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages in flight")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """For elements of 16 bits. A page of 16 keys is one operand of mma.sync, the query heads of a group are the other.
@@ -177,10 +180,16 @@ def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=Non
     _launch_decode(make_paged_decode_mma, MOST_MMA, SPLITS, arguments, parts, stream)
 
 
+def _on_tensor_cores(element: Element, size: int) -> bool:
+    """Return whether the target's tensor cores multiply such elements, and its shared memory holds pages of them."""
+    return element is not FLOAT32 and bool(stages_for(size)) and not missing(
+        make_paged_decode_mma(64, 4, False, 3, element))
+
+
 def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_decode_naive
     else:
-        launch = paged_decode_split if np.dtype(q.dtype) == np.float32 else paged_decode_mma
+        launch = paged_decode_mma if _on_tensor_cores(element_of("q", q), q.shape[-1]) else paged_decode_split
     launch(q, keys, values, page_table, lengths, out, scale, parts, stream=stream)
