@@ -170,6 +170,11 @@ def plan_for(gpu: GPU):
         _planned = before
 
 
+def planned_for() -> GPU | None:
+    """The GPU of plan_for; None outside of it."""
+    return _planned
+
+
 def target() -> GPU:
     """The GPU that kernels are chosen and compiled for: the planned or pretended one, else the present one. On the CPU
     device an H200, so that kernels are chosen as they are there."""

@@ -110,6 +110,16 @@ def fits(tile) -> bool:
     return tile.shared_bytes <= gpus.target().shared_per_block
 
 
+def resident(blocks: int, threads: int, shared_bytes: int = 0) -> int:
+    """Return the blocks of an SM for which launch_bounds limits a kernel's registers: `blocks`, as measured on Hopper;
+    on other GPUs no more than an SM has threads and shared memory for, as a tighter limit would only cause spills."""
+    gpu = gpus.target()
+    if gpu.capability == (9, 0):
+        return blocks
+    reserved = 1024  # bytes that CUDA keeps of each block's shared memory
+    return max(1, min(blocks, gpu.threads // threads, gpu.shared_bytes // (shared_bytes + reserved)))
+
+
 def launch_tiled(kernel, grid, stream, *args) -> None:
     """Launch a kernel that its factory gave `threads` and `shared_bytes`, after dynamic_shared."""
     dynamic_shared(kernel, kernel.shared_bytes, *args)

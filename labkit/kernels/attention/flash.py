@@ -18,7 +18,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, aligned, fits, launch_tiled
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, fits, launch_tiled, resident
 from labkit.kernels.attention.heads import STEP, check_chunks, check_heads, keys_and_values, multiprocessors
 from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
@@ -338,7 +338,7 @@ def make_flash(size: int, queries: int, keys_each: int = 8):
     copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
     attend, store_rows = make_contiguous_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    @cuda.jit(launch_bounds=(THREADS, resident(TILE.blocks, THREADS, TILE.shared_bytes)))
     def attention_flash_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)

@@ -11,6 +11,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import resident
 from labkit.kernels.attention.decode import launch_decode, make_decode
 from labkit.kernels.attention.flash import SIZES, check_flash, launch_flash
 from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_contiguous_mma_loop, make_copy_elements, mma_form
@@ -29,7 +30,9 @@ def make_flash_half(size: int, warps: int, m_tiles: int, keys: int = KEYS):
     copy_queries = make_copy_elements(TILE, ROWS)
     attend, store_rows = make_contiguous_mma_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, 65_536 // (TILE.registers * THREADS)))
+    blocks = 65_536 // (TILE.registers * THREADS)
+
+    @cuda.jit(launch_bounds=(THREADS, resident(blocks, THREADS, TILE.shared_bytes)))
     def attention_flash_half_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)

@@ -13,6 +13,7 @@ from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import resident
 from labkit.kernels.attention.flash import THREADS, FlashTile, make_copy_rows, make_flash_loop
 from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_copy_elements, make_mma_loop, rows_in_shared
 from labkit.kernels.attention.heads import find_sentence
@@ -65,7 +66,7 @@ def make_paged_prefill(size: int, queries: int, keys_each: int = 8):
 
     attend, store_rows = make_flash_loop(TILE, copy_keys, copy_values)
 
-    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    @cuda.jit(launch_bounds=(THREADS, resident(TILE.blocks, THREADS, TILE.shared_bytes)))
     def paged_prefill_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -115,7 +116,9 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS
 
     attend, store_rows = make_mma_loop(TILE, copy_tile)
 
-    @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (REGISTERS * THREADS))))
+    blocks = max(1, 65_536 // (REGISTERS * THREADS))
+
+    @cuda.jit(launch_bounds=(THREADS, resident(blocks, THREADS, TILE.shared_bytes)))
     def paged_prefill_mma_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
         shared = cuda.shared.array(0, ELEMENT)
         acc = cuda.local.array(ACCUMULATORS, float32)

@@ -15,7 +15,7 @@ from numba import float32
 from labkit import cuda, u32
 from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import launch_tiled
+from labkit.kernels.arguments import launch_tiled, resident
 from labkit.kernels.attention.flash import (
     THREADS,
     FlashTile,
@@ -60,7 +60,9 @@ def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, st
     copy_queries = make_copy_elements(TILE, ROWS)
     attend, store_rows = make_contiguous_mma_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (TILE.registers * THREADS))))
+    blocks = max(1, 65_536 // (TILE.registers * THREADS))
+
+    @cuda.jit(launch_bounds=(THREADS, resident(blocks, THREADS, TEAMS * TILE.shared_bytes)))
     def attention_sentences_flash_half_kernel(qkv, begins, lengths, out, longest, scale):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -127,7 +129,7 @@ def make_sentences_flash(size: int, queries: int, keys_each: int = 8):
     copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
     attend, store_rows = make_contiguous_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    @cuda.jit(launch_bounds=(THREADS, resident(TILE.blocks, THREADS, TILE.shared_bytes)))
     def attention_sentences_flash_kernel(qkv, begins, lengths, out, longest, scale):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)

@@ -17,7 +17,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, fits
+from labkit.kernels.arguments import aligned
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
     ZERO,
@@ -35,7 +35,7 @@ from labkit.kernels.linear.fused import (
 from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
 from labkit.kernels.matmul.float32_tiles import load_four, load_four_scalar
-from labkit.kernels.matmul.mma import Tile, add_product, launch, make_pipelined
+from labkit.kernels.matmul.mma import Tile, add_product, launch, make_pipelined, usable
 from labkit.kernels.matmul.wgmma import has_wgmma, multiply_parts, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
 
@@ -366,7 +366,7 @@ def check_multiples_of_8(sizes, x, weights) -> None:
 FEW, FEW_HALF = 64, 32  # rows up to which the kernels above are the ones to use
 FEW_ON_CPU = 8  # rows from which on tiles of 16 x 16 are faster where threads run one after the other
 WIDE_TILES = {  # of products in float16 by mma.sync -> speed relative to the first
-    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
+    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3): 1.0,  # in 128 registers it would spill
     Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
 }
 
@@ -376,7 +376,7 @@ def wide_tile(rows: int, cols: int) -> Tile:
     def cost(tile):
         return -(-tile.count(rows, cols) // gpus.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
 
-    return min(filter(fits, WIDE_TILES), key=cost)
+    return min(usable(WIDE_TILES), key=cost)
 
 
 def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):

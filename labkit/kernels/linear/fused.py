@@ -17,7 +17,15 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, graphs, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes, unsigned
+from labkit.kernels.arguments import (
+    aligned,
+    blocks_for,
+    check_array,
+    dynamic_shared,
+    product_sizes,
+    resident,
+    unsigned,
+)
 from labkit.kernels.elements import unchanged
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
@@ -187,7 +195,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
                 if row < rows and col + i < cols:
                     out[split_idx, row, col + i] = acc[n + i]
 
-    @cuda.jit(launch_bounds=(256, 2))
+    @cuda.jit(launch_bounds=(256, resident(2, 256, 4 * RING)))
     def fused_pipelined_kernel(a, b, bias, residual_of, out, k_per_split):
         acc = cuda.local.array(64, float32)
         row0 = u32.blockIdx.x * BLOCK_TILE

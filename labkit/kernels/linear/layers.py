@@ -15,10 +15,18 @@ from numba import float32
 
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
-from labkit.kernels.arguments import blocks_for, fits
+from labkit.kernels.arguments import blocks_for
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.matmul.half import SIZES, load_row_pair, tolerance_f16_accumulators
-from labkit.kernels.matmul.mma import Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.matmul.mma import (
+    Tile,
+    add_product,
+    check_product,
+    launch,
+    make_pipelined,
+    make_staged,
+    usable,
+)
 from labkit.kernels.matmul.wgmma import (
     multiply_specialised,
     specialised_kernels,
@@ -203,7 +211,7 @@ def linear_tile(rows: int, cols: int, depth: int) -> Tile:
         rounds = -(-tile.count(rows, cols) // gpus.sm_count())
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
-    return min(filter(fits, PIPELINED_TILES), key=cost)
+    return min(usable(PIPELINED_TILES), key=cost)
 
 
 def pipelined(x, weights, bias, residual, out, stream, **epilogue) -> None:

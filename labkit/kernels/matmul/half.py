@@ -18,7 +18,7 @@ from numba import float32
 
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
-from labkit.kernels.arguments import blocks_for, fits
+from labkit.kernels.arguments import blocks_for
 from labkit.kernels.elements import BFLOAT16, bfloat16_number
 from labkit.kernels.matmul.mma import (
     Tile,
@@ -28,6 +28,7 @@ from labkit.kernels.matmul.mma import (
     make_copy,
     make_pipelined,
     make_staged,
+    usable,
 )
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.tolerance import EPS16, SMALLEST16
@@ -318,14 +319,14 @@ OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks 
 def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
     """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
     if not gpus.chosen_on_gpu():
-        return next(filter(fits, PIPELINED_TILES))
+        return usable(PIPELINED_TILES)[0]
     sms = gpus.sm_count()
 
     def cost(tile):
         rounds = -(-tile.count(rows, cols) // sms)
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
-    return min(filter(fits, PIPELINED_TILES), key=cost)
+    return min(usable(PIPELINED_TILES), key=cost)
 
 
 PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
