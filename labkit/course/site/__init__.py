@@ -55,19 +55,21 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
     """
     folder = folder or course.root / "build" / "site"
     repository = course.repository if repository is None else repository
-    words = glossary.load(course)
-    pages: dict[str, Page] = {}
-    for chapter in course.chapters:
-        if chapter.source.is_file():
-            pages[chapter.name] = page_of(course, chapter, words, from_here=from_here, repository=repository)
-        if on_page:
-            on_page(len(pages), len(course.chapters))
-    entries = uses_of(words, pages)
-    abilities = {each.chapter.name: each for each in colab.abilities(course)}
-
     with whole_folder(folder) as fresh:
         from labkit.course.site import exercise_page  # imports Numba: not before the folder can be written
+        from labkit.measure.recorded import recordings_by_gpu
 
+        words = glossary.load(course)
+        pages: dict[str, Page] = {}
+        for chapter in course.chapters:
+            if chapter.source.is_file():
+                pages[chapter.name] = page_of(course, chapter, words, from_here=from_here, repository=repository)
+            if on_page:
+                on_page(len(pages), len(course.chapters))
+        entries = uses_of(words, pages)
+        abilities = {each.chapter.name: each for each in colab.abilities(course)}
+        recorded = {gpu: len(set().union(*(file["ops"] for file in files)))
+                    for gpu, files in recordings_by_gpu().items()}
         exercises = [exercise_page.page_of(course, entry) for entry in course.exercises]
         for inner in ("images", "previews", exercise_page.FOLDER):
             (fresh / inner).mkdir()
@@ -76,7 +78,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
                      if (course.root / "data" / f"{name}.md").is_file()}
         shared = {
             "course": course, "documents": documents, "pages": pages, "repository": repository, "entries": entries,
-            "abilities": abilities, "exercises": exercises, "address": _address(repository),
+            "abilities": abilities, "exercises": exercises, "recorded": recorded, "address": _address(repository),
             "gpu": colab.GPU, "capability": ".".join(map(str, colab.CAPABILITY)),
             "made": datetime.now().isoformat(sep=" ", timespec="minutes"), **_summary(pages),
         }
@@ -107,7 +109,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
                         f"{course.title} · Lesson {chapter.number}", page=page, chapter=chapter, before=before,
                         after=after, exercises=[each for each in exercises if each.entry.chapter == chapter],
                         colab=colab.notebook_url(repository, f"notebooks/{chapter.name}.ipynb") if repository else "")
-            for name, content in {**{name: image.content for name, image in page.images.items()}, **page.dark}.items():
+            pictures = {name: image.content for name, image in {**page.images, **page.for_gpus}.items()}
+            for name, content in {**pictures, **page.dark}.items():
                 (fresh / "images" / name).write_bytes(content)
         if exercises:
             render_page("exercises/index.html", "exercises.html", "Exercises")
