@@ -250,6 +250,7 @@ SHARED = {"schema": int, "machine": MACHINE, "limits": LIMITS, "ops": {str: [LAD
 
 LARGEST_SHARED = 1_500_000  # bytes
 LARGEST_CACHE_MB = 512
+LONGEST_MS = 3_600_000
 NOT_TIMED = "it failed"  # in place of an error's text, which may hold anything
 _OWN_REASONS = "needs .*|it allows .*"  # why labkit does not time a rung
 ABOVE_SHEET = 1.25  # a data sheet's flops are those at its boost clock, which many cards exceed
@@ -270,7 +271,7 @@ def read_shared(path: Path) -> dict:
         raise ValueError(f"it cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if errors := shared_problems(recording):
         raise ValueError("\n".join(errors))
@@ -285,7 +286,8 @@ def shared_problems(recording: object) -> list[str]:
         return [f"schema is {_short(schema)}; {SCHEMA} is allowed"]
     if errors := [*_of_form(recording, SHARED, "")]:
         return errors  # what follows reads all of it
-    found = [*_of_machine(recording["machine"], "machine"), *_of_limits(recording["limits"], recording, "limits"),
+    gpu = recording["machine"]["device"]
+    found = [*_of_machine(recording["machine"], "machine"), *problems_of_limits(recording["limits"], gpu),
              *_private_texts(recording, ""), *_of_operations(recording), *problems(recording)]
     return list(dict.fromkeys(found))
 
@@ -326,6 +328,8 @@ def _of_form(value: object, form: object, name: str) -> Iterator[str]:
         yield f"{name} is {_short(value)}; a JSON {'object' if isinstance(form, Mapping) else 'array'} is needed"
     elif isinstance(value, bool) or not isinstance(value, (int, float) if form is float else form):
         yield f"{name} is {_short(value)}; {({str: 'a text', int: 'an integer', float: 'a number'})[form]} is needed"
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        yield f"{name} is {_short(value)}; less than 2^63 is needed"
 
 
 def _named(name: str, key: object) -> str:
@@ -354,24 +358,23 @@ def _of_machine(machine: Mapping, label: str) -> Iterator[str]:
         capability = ".".join(map(str, sheet.capability))
         for key, expected in (("compute_capability", capability), ("sms", sheet.multiprocessors)):
             if machine[key] != expected:
-                yield f"{label}: {key} is {machine[key]}; a {name} has {expected}"
+                yield f"{label}: {key} is {machine[key]}; {name} has {expected}"
 
 
-def _of_limits(limits: Mapping, recording: Mapping, label: str) -> Iterator[str]:
+def problems_of_limits(limits: Mapping, gpu: str) -> Iterator[str]:
     """Yield what no GPU of this name reaches by its data sheet; without one, by the highest of all data sheets."""
-    name = recording["machine"]["device"]
-    if limits["gpu"] != name or limits["source"] != "measured":
-        yield f"{label}: they must be measured on {name}, not {limits['source']} on {_short(limits['gpu'])}"
-    sheet, whose = gpus.sheet_of(name), f"the data sheet of a {name} says"
-    sheets = [sheet] if sheet else list(gpus.GPUS.values())
-    whose = whose if sheet else "the fastest GPU known here has"
-    yield from (f"{label}: {key} is {value!r}" for key, value in limits.items()
+    yield from (f"limits: {key} is {value!r}" for key, value in limits.items()
                 if isinstance(value, int | float) and not _positive(value))
-    for key in ("bandwidth_gbs", "fp32_tflops", "tf32_tflops", "f16_tflops"):
-        most = max((getattr(each, key) or 0.0 for each in sheets), default=0.0)
+    if limits["gpu"] != gpu or limits["source"] != "measured":
+        yield f"limits: they must be measured on {gpu}, not {limits['source']} on {_short(limits['gpu'])}"
+    sheet = gpus.sheet_of(gpu)
+    sheets, whose = ([sheet], f"the data sheet of {gpu} says") if sheet else (
+        list(gpus.GPUS.values()), "the fastest GPU known here has")
+    for key in ("bandwidth_gbs", "fp32_tflops", "tf32_tflops", "f16_tflops", "mma_tf32_tflops", "mma_f16_tflops"):
+        most = max(getattr(each, key.removeprefix("mma_")) or 0.0 for each in sheets)
         allowed = most if key == "bandwidth_gbs" else ABOVE_SHEET * most
-        if limits[key] is not None and limits[key] > allowed:
-            yield f"{label}: {key} is {limits[key]:,.4g}; {whose} {most:,.4g}"
+        if (limits.get(key) or 0.0) > allowed:
+            yield f"limits: {key} is {limits[key]:,.4g}; {whose} {most:,.4g}"
 
 
 def _private_texts(value: object, name: str) -> Iterator[str]:
@@ -395,8 +398,8 @@ def _of_operations(recording: Mapping) -> Iterator[str]:
             yield f"no operation is called {name!r}"
             continue
         operation = ops.op(name)
-        if not ladders:
-            yield f"{name}: no size was measured"
+        if not ladders or not all(ladder["rows"] for ladder in ladders):
+            yield f"{name}: nothing was measured"
         for ladder in ladders:
             label = f"{name}, {size_text(ladder['size'])}"
             yield from (f"{label}: {problem}" for problem in _of_operation(ladder, operation, recording))
@@ -408,7 +411,7 @@ def _of_operation(ladder: Mapping, operation: Op, recording: Mapping) -> Iterato
     if ladder["op"] != operation.name or ladder["where"] != gpu or ladder["machine"]["device"] != gpu:
         yield f"it is of {ladder['op']} on {_short(ladder['where'])}, not of {operation.name} on {gpu}"
     yield from _of_machine(ladder["machine"], "machine")
-    wrong_limits = list(_of_limits(ladder["limits"], recording, "limits"))
+    wrong_limits = list(problems_of_limits(ladder["limits"], gpu))
     yield from wrong_limits
     try:
         work = (operation.work.bytes(**ladder["size"]), operation.work.flops(**ladder["size"]))
@@ -416,9 +419,12 @@ def _of_operation(ladder: Mapping, operation: Op, recording: Mapping) -> Iterato
     except (TypeError, KeyError):  # other axes
         yield f"{operation.name} has no such size"
         return
-    except (ValueError, ZeroDivisionError) as error:
+    except (ValueError, ArithmeticError) as error:
         if not wrong_limits:
             yield f"limits: {error}"
+        return
+    if not (bound.bytes > 0 and bound.flops > 0):
+        yield f"{operation.name} has no such size"
         return
     expected = {"title": operation.title, "bytes": bound.bytes, "flops": bound.flops, "peak": bound.peak,
                 "unit": operation.work.unit, "binds": bound.binds, "bound_ms": bound.time_ms,
@@ -444,7 +450,11 @@ def _of_shared_row(row: Mapping, known: Mapping[str, str], bound: roofline.Bound
     if not 0 <= row["error_units"] <= 1 or not 0 <= row["error"] < math.inf:  # NaN is neither
         yield f"its error is {row['error_units']} of the allowed one"
     allowed = (HOST_CPU,) if row["kind"] == "host" else (ladder["where"], f"{ladder['where']}, in a CUDA graph")
+    if row["kind"] == "host" and row["fraction"] is not None:
+        yield f"fraction is {row['fraction']}, of no GPU"
     timings = {kind: row[kind] for kind in ("timing", "graph", "called") if row[kind] is not None}
+    yield from (f"{kind}: {one['runs']} runs up to {one['p95']:.4g} ms" for kind, one in timings.items()
+                if one["runs"] < 1 or one["p95"] > LONGEST_MS)
     yield from (f"{kind}: taken on {_short(one['where'])}" for kind, one in timings.items()
                 if one["where"] not in allowed)
     cached = min(1.0, ladder["machine"]["l2_mb"] * 2**20 / bound.bytes)  # of what a graph's launches find in the cache

@@ -100,15 +100,16 @@ def _bound(ladder: Ladder, limits: Limits) -> str:
         bound = bound_of(ladder.bytes, ladder.flops, ladder.peak, limits)
     except ValueError:  # its tensor cores have no such type
         return f"<strong>{gpu}: no bound.</strong> Its data sheet has no {PEAK_NAMES[ladder.peak]}."
+    size = escape(size_text(ladder.size))
     if bound.binds == "bytes":
-        why = f"{number(bound.bytes / 1e6)} MB from and to memory at {number(limits.bandwidth_gbs)} GB/s"
+        why = f"{number(bound.bytes / 1e6)} MB ({size}) from and to memory at {number(limits.bandwidth_gbs)} GB/s"
     else:
         peak = f"{PEAK_NAMES[ladder.peak]}, {number(limits.peak(ladder.peak))} TFLOP/s"
-        why = f"{number(bound.flops / 1e9)} GFLOP at the {peak}"
+        why = f"{number(bound.flops / 1e9)} GFLOP ({size}) at the {peak}"
     source = "its data sheet" if limits.source.startswith("data sheet") else "the limits that were measured on it"
     return (f"<strong>{gpu}: at least {_time(bound.time_ms)}, at most {number(bound.rate(ladder.unit))} {ladder.unit}."
-            f"</strong> This is a bound from {source}, not a measurement: {escape(size_text(ladder.size))} is {why}. "
-            f"<code>labkit bench {ladder.op}</code> measures it.")
+            f"</strong> This is a bound from {source}, not a measurement: {why}. On this GPU, <code>labkit bench "
+            f"{ladder.op}</code> measures it.")
 
 
 def _time(ms: float) -> str:
