@@ -91,11 +91,17 @@ def bench(
 
     For example: labkit bench serve --url http://127.0.0.1:8000 --rate 1,2,4 --slo ttft=200,itl=50
     """
+    if check is not None:
+        raise typer.Exit(check_file(Path(check)))
     choose_device(device)
     if os.environ.get("LABKIT_PRETEND") and not quick:
         raise UserError("LABKIT_PRETEND is set: kernels are those of another GPU, whose times are not recorded; unset "
                         "it, or add --quick")
     ops = ops or []
+    if share:
+        if out is not None or quick:
+            raise UserError(f"--share measures nothing; leave out {'--quick' if quick else '--out'}")
+        raise typer.Exit(share_recording(ops))
     if ops == ["simt"]:
         from labkit.measure.series import simt as measure_simt
 
