@@ -37,7 +37,7 @@ def write(ops: Sequence[str] = ()) -> tuple[Path, str]:
     path = shared_folder() / name
     path.parent.mkdir(exist_ok=True)
     write_text(path, as_text(recording))
-    return path, told(path, recording)
+    return path, message_of(path, recording)
 
 
 def shared(recording: Mapping, machine: Mapping, ops: Sequence[str] = ()) -> dict:
@@ -94,7 +94,7 @@ def as_text(recording: Mapping) -> str:
     return f'{{{above}"ops": {{\n{ops}}},\n"series": {{}}}}\n'
 
 
-def told(path: Path, recording: Mapping) -> str:
+def message_of(path: Path, recording: Mapping) -> str:
     """What the file holds and what to do with it."""
     return (f"Wrote {path}, {path.stat().st_size / 1000:,.0f} kB.\n"
             f"It holds {validate.described(recording)}: the times of rungs and of the libraries beside them, the GPU's "

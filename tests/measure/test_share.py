@@ -30,10 +30,10 @@ def test_one_file_is_written_and_says_what_it_holds(recording):
     recording["ops"]["matmul"][0]["skipped"] = {"PyTorch (cuBLAS)": "OSError: /home/me/libtorch.so",
                                                 "matmul_tiled": "needs compute capability 9.0; this GPU has 8.9"}
     keep(recording)
-    path, told = share.write()
+    path, message = share.write()
     assert path == paths.MEASUREMENTS / "shared" / "nvidia-geforce-rtx-4060.json"
     for words in (str(path), "2 operations on NVIDIA GeForce RTX 4060, 2026-01-03", "no path", "CONTRIBUTING.md"):
-        assert words in told
+        assert words in message
     text = path.read_text()
     for absent in ("/home", "x86_64", "somewhere", "an idea", "_kernel"):
         assert absent not in text

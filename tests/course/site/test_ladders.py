@@ -86,7 +86,7 @@ def test_a_gpu_without_a_data_sheet_is_bounded_by_its_own_limits(atlas, course):
     assert "a bound from the limits that were measured on it, not a measurement" in bound and "14.5 TFLOP/s" in bound
 
 
-def test_other_figures_and_ladders_that_nobody_recorded_have_no_choice(atlas, course):
+def test_other_figures_and_ladders_without_a_recording_have_no_choice(atlas, course):
     unknown = made_up.ladder()  # of this machine's GPU
     text = page_of(course, plots.ladder(unknown, None), plots.crossover(made_up.crossover(), None))
     assert 'class="ladder"' not in text and text.count("<figure") == 2
