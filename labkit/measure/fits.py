@@ -249,17 +249,16 @@ class Fits(ResultTable):
 
     def table(self) -> dict:
         several = len({row.kernel for row in self.rows}) > 1
-        columns = ["GPU", *["kernel"] * several, "threads", "registers", "spilled", "shared", "blocks",
+        blocks = len({row.threads for row in self.rows}) > 1
+        columns = ["GPU", *["kernel"] * several, *["threads"] * blocks, "registers", "spilled", "shared", "blocks",
                    "occupancy", "limited by", "", *["bound, ms"] * (self.bound is not None)]
         rows, notes = [], list(self.assumed)
         for row in self.rows:
-            gpu = self.targets[row.gpu]
-            known = row.registers is not None
-            rows.append([f"{row.gpu} ({gpu.capability[0]}.{gpu.capability[1]})", *[row.kernel] * several,
-                         str(row.threads), *((str(row.registers), f"{row.spill_bytes:,}", f"{row.shared_bytes:,}",
-                                              str(row.blocks), f"{row.occupancy:.0%}", row.limiter) if known else
-                                             ("-",) * 6),
-                         row.short, *([self.bound.text(gpu)] if self.bound else [])])
+            taken = ("-",) * 6 if row.registers is None else (
+                str(row.registers), f"{row.spill_bytes:,}", f"{row.shared_bytes:,}", str(row.blocks),
+                f"{row.occupancy:.0%}", row.limiter)
+            rows.append([row.gpu, *[row.kernel] * several, *[str(row.threads)] * blocks, *taken, row.short,
+                         *([self.bound.text(self.targets[row.gpu])] if self.bound else [])])
         for sentence, names in _alike((sentence, row.gpu) for row in self.rows
                                       for sentence in row.refused or row.problems):
             everywhere = "every GPU" if len(names) == len(self.targets) > 1 else ", ".join(names)
@@ -391,8 +390,9 @@ class Named:
 
 def known_gpus() -> ResultTable:
     """The GPUs that can be asked for, with what their data sheets say."""
-    return table([(name, gpu.name, f"{gpu.capability[0]}.{gpu.capability[1]}", gpu.multiprocessors,
-                   gpu.shared_per_block, gpu.memory_gb, gpu.bandwidth_gbs, gpu.fp32_tflops, gpu.f16_tflops)
-                  for name, gpu in GPUS.items()],
-                 ["--gpu", "", "compute capability", "SMs", "shared per block", "GB", "GB/s", "TFLOP/s", "in float16"],
-                 "GPUs", note="By the data sheets; float16 on tensor cores.")
+    rows = [(name, re.sub(r"NVIDIA |GeForce ", "", gpu.name), f"{gpu.capability[0]}.{gpu.capability[1]}",
+             gpu.multiprocessors, gpu.shared_per_block, gpu.memory_gb, gpu.bandwidth_gbs, gpu.fp32_tflops,
+             gpu.f16_tflops) for name, gpu in GPUS.items()]
+    return table(rows, ["--gpu", "", "CC", "SMs", "shared", "GB", "GB/s", "float32", "float16"],
+                 "The GPUs that labkit fits knows", note="CC: compute capability. Shared: bytes that a block can have. "
+                 "float32, float16: TFLOP/s by the data sheet, float16 on tensor cores.")

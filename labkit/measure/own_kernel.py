@@ -118,7 +118,7 @@ def _parsed(kernel, given) -> tuple:
             argument_types, _ = sigutils.normalize_signature(text if text.endswith(")") else f"void({text})")
         except Exception as error:
             raise UserError(f"types: {given!r} cannot be read ({str(error).splitlines()[0]}); write a type of Numba "
-                            f"for each of {', '.join(names)}, such as \"float32[::1], float32[:, ::1], int32\"") from None
+                            f'for each of {", ".join(names)}, such as "float32[::1], int32"') from None
     if len(argument_types) != len(names):
         raise UserError(f"types: {len(argument_types)} are given, and {kernel.__name__} has {len(names)} parameters: "
                         f"{', '.join(names)}")
