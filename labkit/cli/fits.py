@@ -14,7 +14,7 @@ from labkit.cli.shared import consoles
 def fits(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[LESSON | KERNEL | FILE.py:NAME]",
+        typer.Argument(metavar="LESSON | KERNEL | FILE.py:NAME",
                        help="A lesson (07, or its name); an operation, a rung or a kernel of the course (matmul, "
                             "softmax_online); or a kernel in your file or notebook. By default, the GPUs are listed.")
     ] = None,
