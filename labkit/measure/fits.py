@@ -31,6 +31,10 @@ from labkit.simt.ptx import INTRINSICS
 USUAL = ("t4", "rtx3060", "rtx4090", "rtx5090", "l4", "a100", "h100", "b200")
 
 
+class NotInstalled(UserError):
+    """NVIDIA's compiler is missing; the message has the command that installs it."""
+
+
 # --- Which launches ---------------------------------------------------------------------------------------------------
 
 
@@ -102,11 +106,11 @@ def inspect(launch, targets: dict[str, GPU]) -> list[Fit]:
     compute capability. Raises UserError where no compiler is installed, or the kernel is not one for any GPU."""
     by_arch: dict[tuple, GPU] = {gpu.arch: gpu for gpu in targets.values()}
     if compiling.ptxas() is None:
-        raise UserError(no_compiler("ptxas was not found"))
+        raise NotInstalled(no_compiler("ptxas was not found"))
     try:
         texts = compiling.ptx_for(launch.kernel, launch.signature, list(by_arch), lineinfo=True)
     except compiling.NoCompiler as error:
-        raise UserError(no_compiler(str(error))) from None
+        raise NotInstalled(no_compiler(str(error))) from None
     options = getattr(launch.kernel, "options", None) or getattr(launch.kernel, "targetoptions", {})
     with ThreadPoolExecutor(cores()) as pool:
         taken = dict(zip(texts, pool.map(functools.partial(_assembled, limit=options.get("max_registers")),
@@ -140,8 +144,7 @@ def _fit(name: str, gpu: GPU, launch, taken, text: str) -> Fit:
     problems, short = [], "fits"
     if taken["spill_bytes"]:
         short = f"spills {taken['spill_bytes']} B"
-        problems.append(f"{taken['spill_bytes']:,} bytes of spills: values that do not fit into the registers of a "
-                        f"thread are stored in local memory and loaded again")
+        problems.append("spills: values that do not fit into a thread's registers are stored in local memory")
     if shared > gpu.shared_per_block:
         short = "shared memory"
         problems.append(f"a block wants {shared:,} bytes of shared memory, and can have {gpu.shared_per_block:,}")
@@ -239,6 +242,8 @@ class Fits(ResultTable):
     def on(self, gpu: str) -> Fit:
         """The row of a GPU; of several kernels the first that does not fit."""
         rows = [row for row in self.rows if row.gpu == gpu]
+        if not self.rows:
+            raise ValueError(" ".join(self.assumed))
         if not rows:
             raise ValueError(f"gpu is {gpu!r}; the table has {', '.join(self.targets)}")
         return next((row for row in rows if row.short != "fits"), rows[0])
@@ -263,12 +268,15 @@ class Fits(ResultTable):
                                       for sentence in row.refused or row.problems):
             everywhere = "every GPU" if len(names) == len(self.targets) > 1 else ", ".join(names)
             notes.append(f"{everywhere}: {sentence}.")
+        if not self.rows:
+            return {"title": self.title, "columns": columns, "rows": rows, "notes": notes}
         notes.append("Spilled: bytes of a thread. Shared: bytes of a block. Blocks: how many an SM holds."
                      + (" Bound: the least time by the data sheet." if self.bound else ""))
         return {"title": self.title, "columns": columns, "rows": rows, "notes": notes}
 
     def result(self) -> dict:
-        return {"kind": "fits", "title": self.title, "gpus": {name: self.verdict(name) for name in self.targets}}
+        verdicts = {name: self.verdict(name) for name in self.targets} if self.rows else {}
+        return {"kind": "fits", "title": self.title, "gpus": verdicts}
 
 
 def _alike(pairs) -> list[tuple[str, list[str]]]:
@@ -349,9 +357,17 @@ def fits(kernel, gpu: str | Iterable[str] | None = None, types=None, block=None,
     kernel: what @cuda.jit made, or the name of an operation, a rung or one of the course's kernels. gpu: "t4, rtx3060",
     by default those that learners have. For a kernel of your own: types, "float32[::1], int32", where it has no
     signature and was not launched yet; block, its threads; size, {"a": (4096, 4096)}, the shapes of its arrays. For the
-    course's: size, {"M": 512, "N": 512, "K": 512}.
+    course's: size, {"M": 512, "N": 512, "K": 512}. Without NVIDIA's compiler the table has no rows, and says how to
+    install it.
     """
     targets = gpus_named(gpu)
+    try:
+        return _fits(kernel, targets, types, block, size)
+    except NotInstalled as error:
+        return Fits(kernel if isinstance(kernel, str) else kernel.__name__, (), targets, assumed=(f"{error}.",))
+
+
+def _fits(kernel, targets: dict[str, GPU], types, block, size):
     if not isinstance(kernel, str):
         return of_kernel(kernel, targets, types=types, block=block, sizes=size)
     if types is not None or block is not None:

@@ -79,8 +79,8 @@ def _signature(kernel, given):
     for guess in candidates:
         try:
             compiling.ptx(kernel, types.void(*guess))
-        except compiling.NoCompiler:
-            problem = None
+        except compiling.NoCompiler:  # whoever compiles it next says so
+            pass
         except Exception as error:
             problem = problem or error
             continue

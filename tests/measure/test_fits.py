@@ -71,7 +71,7 @@ def test_a_row_for_each_gpu_with_what_limits_it():
 def test_spills_are_counted():
     row = fits(crowded, "a100").on("a100")
     assert row.registers == 24 and row.spill_bytes > 0 and row.runs
-    assert row.short == f"spills {row.spill_bytes} B" and "local memory" in row.problems[0]
+    assert row.short == f"spills {row.spill_bytes} B" and "local memory" in str(row.problems)
 
 
 def test_a_refused_instruction_is_named_with_its_line_and_its_gpus():
@@ -205,11 +205,15 @@ def test_names():
 def test_without_a_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compiling, "ptxas", lambda: None)
     monkeypatch.setattr(module.sys, "platform", "linux")
+    empty = fits(tile, "t4")
     with pytest.raises(UserError, match=r"needs NVIDIA's compiler.*Install it: pip install -e '\.\[fits\]'"):
-        fits(tile, "t4")
+        module.of_kernel(tile, gpus_named("t4"))
+    assert "Install it: pip install -e '.[fits]'." in " ".join(str(empty).split()) and empty.result()["gpus"] == {}
+    with pytest.raises(ValueError, match="Install it"):
+        empty.on("t4")
     monkeypatch.setattr(module.sys, "platform", "darwin")
     with pytest.raises(UserError, match="does not exist for macOS"):
-        fits(tile, "t4")
+        module.of_kernel(tile, gpus_named("t4"))
 
 
 def test_a_line_of_ptx():
