@@ -151,8 +151,9 @@ def _inline_asm(builder, text, results, operands, constraints, memory=True):
     return [value] if len(results) == 1 else [builder.extract_value(value, k) for k in range(len(results))]
 
 
-def _named(name):
-    """An intrinsic called `name`, with the documentation and the CPU device's counterpart from labkit.simt.ptx."""
+def _named(name, before=None):
+    """An intrinsic called `name`, with the documentation and the CPU device's counterpart from labkit.simt.ptx. before:
+    as of _form."""
 
     def register(typing):
         typing.__name__ = typing.__qualname__ = name
@@ -161,6 +162,7 @@ def _named(name):
         typing.__signature__ = inspect.Signature([inspect.Parameter(n, POSITIONAL) for n in names])
         result = intrinsic(typing)
         result.cpu_device = cpu_ptx.INTRINSICS[name]
+        result.changed_at = before and before[0]
         return result
 
     return register
@@ -177,13 +179,12 @@ def _line(name, text, results=(), operands=(), before=None):
     a WORD. Without a result and without memory it orders others, and stays in its place, too. before: as of _form."""
     in_place = not results or any(isinstance(operand, Memory) for operand in operands)
 
-    @_named(name)
+    @_named(name, before)
     def typing(typingctx, *args):
         _check_arity(name, args)
         arg_types = _argument_types(name, operands, args)
         word = _word(arg_types[0]) if "{type}" in text else None
         result_types = [word if result == WORD else result for result in results]
-        line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")
         returned = types.void if not results else result_types[0] if len(results) == 1 else types.UniTuple(
             result_types[0], len(results))
 
@@ -192,6 +193,7 @@ def _line(name, text, results=(), operands=(), before=None):
             llvm_types = [LLVM[result] for result in result_types]
             constraints = [f"={LETTERS[str(result)]}" for result in llvm_types]
             constraints += [LETTERS[str(value.type)] for value in values]
+            line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")  # Numba keeps what typing says
             values = _inline_asm(builder, line, llvm_types, values, constraints, in_place)
             if not results:
                 return context.get_dummy_value()
@@ -205,7 +207,7 @@ def _line(name, text, results=(), operands=(), before=None):
 def _constant_line(name, text, before=None):
     """An intrinsic whose only operand is a constant, written {n} in the text. before: as of _form."""
 
-    @_named(name)
+    @_named(name, before)
     def typing(typingctx, *args):
         _check_arity(name, args)
         n = _literal(name, "n", args[0])
