@@ -22,7 +22,6 @@ from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
 
 
-
 class NoCompiler(RuntimeError):
     """numba-cuda, or the toolkit's NVVM, is not installed."""
 
@@ -75,12 +74,12 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     return ptx_for(kernel, signature, [cc], **options)[cc]
 
 
-def _changes(kernel) -> set[tuple]:
+def changes(kernel) -> set[tuple]:
     """The compute capabilities at which the code of the kernel's instructions changes."""
     from labkit.device import needs, ptx_gpu
 
     used = needs.instructions(kernel) if hasattr(kernel, "py_func") else INTRINSICS  # any, in a Python function
-    return {change for name in used if (change := getattr(ptx_gpu, name).changed_at)}
+    return {at for name in used if (at := getattr(getattr(ptx_gpu, name), "changed_at", None))}
 
 
 def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
@@ -92,9 +91,9 @@ def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
     own = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
     options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
     libraries, found = {}, {}
-    changes = _changes(kernel)
+    starts = {(0, 0), *changes(kernel)}
     for cc in ccs:
-        front = max((change for change in changes if change <= cc[:2]), default=(0, 0))
+        front = max(start for start in starts if start <= cc[:2])
         try:
             with as_if_on(cc):
                 if front not in libraries:

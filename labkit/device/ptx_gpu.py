@@ -193,7 +193,8 @@ def _line(name, text, results=(), operands=(), before=None):
             llvm_types = [LLVM[result] for result in result_types]
             constraints = [f"={LETTERS[str(result)]}" for result in llvm_types]
             constraints += [LETTERS[str(value.type)] for value in values]
-            line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")  # Numba keeps what typing says
+            # Here, not above: Numba keeps what typing returned, for every GPU that it compiles for.
+            line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")
             values = _inline_asm(builder, line, llvm_types, values, constraints, in_place)
             if not results:
                 return context.get_dummy_value()

@@ -1,0 +1,303 @@
+"""Which GPU runs what, found without owning one: every kernel is compiled and assembled for every supported GPU.
+
+    found = survey(read())          # compiles what has changed since the record was made; minutes for all
+    write(found)                    # data/fits.json
+    found.of("matmul_half", "matmul_half_pipelined", "7.5").runs
+
+Each rung is planned at all its sizes as on each GPU, and so is each model; what the launchers pick there is compiled,
+assembled by ptxas, and held against what the GPU has. A kernel whose code and compiler are those of the record is not
+compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from labkit._common.cores import cores
+from labkit._common.files import read_text, write_text
+from labkit._common.paths import REPOSITORY
+from labkit.device import compiling, gpus, kernel_key, launches
+
+RECORD = REPOSITORY / "data" / "fits.json"
+TARGETS = {".".join(map(str, capability)): gpus.GPUS[gpus.OF_CAPABILITY[capability]] for capability in gpus.SUPPORTED}
+HOME = "9.0"  # a size that a rung refuses here is none of its sizes
+PACKAGES = ("numba", "numba-cuda", "nvidia-cuda-nvcc", "nvidia-nvvm")
+
+
+# --- What is found ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a GPU makes of a rung or a model. why: the reason if it is left out, empty if it runs. spills: bytes that
+    its kernels spill, of the one that spills most. except_at: the first size that is refused there and not on 9.0."""
+
+    why: str = ""
+    spills: int = 0
+    except_at: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return not self.why
+
+    def to_json(self):
+        """Only what there is to say."""
+        return {name: value for name, value in vars(self).items() if value} or "runs"
+
+    @classmethod
+    def of_json(cls, value) -> Outcome:
+        return cls() if value == "runs" else cls(**value)
+
+
+@dataclass
+class Survey:
+    """All outcomes. toolchain: the versions that compiled. kernels: for each key {"kernel": its name, "7.5": what
+    `assembled` says, ...}. rungs: {operation: {rung: {target: Outcome}}}. models: {model: {target: Outcome}}."""
+
+    toolchain: dict = field(default_factory=dict)
+    date: str = ""
+    kernels: dict = field(default_factory=dict)
+    rungs: dict = field(default_factory=dict)
+    models: dict = field(default_factory=dict)
+
+    def of(self, operation: str, rung: str, target: str) -> Outcome:
+        return self.rungs[operation][rung][target]
+
+
+def toolchain() -> dict[str, str]:
+    """The versions of what compiles and assembles."""
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def read(path: Path = RECORD) -> Survey:
+    """The record; an empty survey where there is none."""
+    if not path.is_file():
+        return Survey()
+    found = json.loads(read_text(path))
+
+    def outcomes(targets):
+        return {target: Outcome.of_json(value) for target, value in targets.items()}
+
+    return Survey(found["toolchain"], found["date"], found["kernels"],
+                  {name: {rung: outcomes(targets) for rung, targets in rungs.items()}
+                   for name, rungs in found["rungs"].items()},
+                  {name: outcomes(targets) for name, targets in found["models"].items()})
+
+
+def write(survey: Survey, path: Path = RECORD) -> None:
+    """One kernel, rung or model a line."""
+    def line(value) -> str:
+        return json.dumps(value, default=Outcome.to_json)
+
+    def block(rows: dict, indent: str) -> str:
+        return ",\n".join(f"{indent}{line(name)}: {line(value)}" for name, value in rows.items())
+
+    rungs = ",\n".join(f'  {line(name)}: {{\n{block(rows, "   ")}\n  }}' for name, rows in survey.rungs.items())
+    write_text(path, f'{{\n "date": {line(survey.date)},\n "toolchain": {line(survey.toolchain)},\n'
+                     f' "rungs": {{\n{rungs}\n }},\n "models": {{\n{block(survey.models, "  ")}\n }},\n'
+                     f' "kernels": {{\n{block(dict(sorted(survey.kernels.items())), "  ")}\n }}\n}}\n')
+
+
+# --- What launchers pick ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kernel for certain types of arguments. key: equal where the compiled code is."""
+
+    kernel: object = field(compare=False)
+    signature: object = field(compare=False)
+    key: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """A form as it is launched. shared_bytes is the dynamic part."""
+
+    form: Form
+    threads: int
+    shared_bytes: int
+
+
+@dataclass
+class Plan:
+    """What a rung or a model launches on a GPU. missing: why the GPU cannot run it at all. refused: the launcher's
+    words, by size."""
+
+    missing: str = ""
+    uses: set[Use] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def add(self, size: str, work: Callable) -> None:
+        """Plan work() at a size; a ValueError of it says that the size is refused."""
+        launched = []
+        try:
+            launches.planned(work, launched)
+        except ValueError as error:
+            self.refused[size] = str(error)
+        else:
+            self.uses |= {Use(form_of(one.kernel, one.signature), one.threads, one.shared_bytes) for one in launched}
+
+
+def form_of(kernel, signature) -> Form:
+    return Form(kernel, signature, _key(kernel, tuple(map(kernel_key.type_text, signature.args))))
+
+
+@functools.cache
+def _key(kernel, arguments: tuple[str, ...]) -> str:
+    parts = (kernel_key.own_files(), kernel_key.Fingerprint().of(kernel), *arguments)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def plans_of(op) -> dict[str, dict[str, Plan]]:
+    """{rung: {target: Plan}} of an operation, at its awkward and its timed sizes."""
+    from labkit import cuda
+    from labkit.kernels.agree import to_device
+
+    plans = {rung.__name__: {target: Plan() for target in TARGETS} for rung in op.rungs}
+    for size in (*op.awkward, op.work.timed_gpu, *op.work.also_gpu):
+        arguments = (*to_device(op.inputs(np.random.default_rng(0), **size)),
+                     cuda.device_array(op.shape(**size), op.dtype))
+        words = " ".join(f"{axis}={length}" for axis, length in size.items())
+        for target, gpu in TARGETS.items():
+            with gpus.plan_for(gpu):
+                for rung in op.rungs:
+                    plan = plans[rung.__name__][target]
+                    plan.missing = rung.missing
+                    if not plan.missing:
+                        plan.add(words, lambda rung=rung, arguments=arguments: rung(*arguments))
+    return plans
+
+
+# --- Compiling and assembling -----------------------------------------------------------------------------------------
+
+
+def texts(form: Form) -> dict[str, str]:
+    """The PTX for each target. Where labkit.ptx writes the same for two targets up to 9.0, so does the compiler, but
+    for the line that names the target: one text then serves for both. tests/measure/test_gpu_matrix.py compares."""
+    changes = sorted({(0, 0), *compiling.changes(form.kernel)})
+    alike = {}  # compute capability to compile for -> the targets that get this text
+    for target, gpu in TARGETS.items():
+        since = max(change for change in changes if change <= gpu.capability)
+        alike.setdefault(gpu.capability if gpu.capability >= (10, 0) else since, []).append(target)
+    written = compiling.ptx_for(form.kernel, form.signature, [TARGETS[group[0]].arch for group in alike.values()])
+    return {target: re.sub(r"(?m)^\.target .*$", f".target sm_{''.join(map(str, TARGETS[target].arch))}",
+                           written[TARGETS[group[0]].arch])
+            for group in alike.values() for target in group}
+
+
+def assembled(form: Form) -> dict:
+    """{"kernel": its name, "7.5": [registers, bytes spilled, bytes of shared memory], or why ptxas refuses it, ...}."""
+    found = {"kernel": form.kernel.__name__}
+    for target, text in texts(form).items():
+        try:
+            taken = compiling.resources(text)
+        except compiling.Refused as error:
+            found[target] = error.problems[0][1] if error.problems else str(error)
+        else:
+            if taken is None:
+                raise compiling.NoCompiler("ptxas is not installed (pip install labkit[fits])")
+            found[target] = [taken["registers"], taken["spill_bytes"], taken["shared_bytes"]]
+    return found
+
+
+_forms: list[Form] = []  # of the processes that compile, which are forks: a kernel need not be pickled
+
+
+def _assemble(index: int) -> tuple[str, dict]:
+    return _forms[index].key, assembled(_forms[index])
+
+
+def assemble_all(forms: Iterable[Form], progress: Callable[[int, int], None] | None = None) -> dict[str, dict]:
+    """{key: what `assembled` says}, in as many processes as there are cores."""
+    global _forms
+    _forms, found = list(forms), {}
+    if len(_forms) < 3 or cores() < 2:
+        results = contextlib.nullcontext(map(_assemble, range(len(_forms))))
+    else:
+        results = _in_processes(_assemble, len(_forms))
+    with results as finished:
+        for key, one in finished:
+            found[key] = one
+            if progress:
+                progress(len(found), len(_forms))
+    return found
+
+
+@contextlib.contextmanager
+def _in_processes(work: Callable, count: int):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a fork uses none of their locks
+        with multiprocessing.get_context("fork").Pool(cores()) as pool:
+            yield pool.imap_unordered(work, range(count))
+
+
+# --- The survey -------------------------------------------------------------------------------------------------------
+
+
+def outcome(plans: dict[str, Plan], kernels: dict, target: str) -> Outcome:
+    """What this target makes of a rung or a model with these plans."""
+    plan, gpu = plans[target], TARGETS[target]
+    if plan.missing:
+        return Outcome(plan.missing.partition(";")[0])
+    spills = 0
+    for use in sorted(plan.uses, key=lambda use: (use.form.key, use.threads, use.shared_bytes)):
+        taken, name = kernels[use.form.key][target], use.form.kernel.__name__
+        if isinstance(taken, str):
+            return Outcome(f"{name}: {taken}")
+        registers, spilled, static = taken
+        if static + use.shared_bytes > gpu.shared_per_block:
+            return Outcome(f"{name} needs {static + use.shared_bytes:,} bytes of shared memory; a block can have "
+                           f"{gpu.shared_per_block:,}")
+        if -(-registers // 8) * 8 * (-(-use.threads // 32) * 32) > gpu.registers:
+            return Outcome(f"{name} needs {registers} registers for each of {use.threads} threads")
+        spills = max(spills, spilled)
+    refused = [f"{size}: {why}" for size, why in plan.refused.items() if size not in plans[HOME].refused]
+    if refused and not plan.uses:
+        return Outcome(refused[0])
+    return Outcome("", spills, refused[0] if refused else "")
+
+
+def survey(record: Survey | None = None, operations: Iterable[str] | None = None, models: Iterable[str] | None = None,
+           *, progress: Callable[[str, int, int], None] | None = None) -> Survey:
+    """Plan these operations and models (all of them if left out), compile what the record has not, and say what each
+    GPU makes of each rung. progress(what, done, of). Raises compiling.NoCompiler without `pip install labkit[fits]`."""
+    from labkit.measure import model_plans, ops
+
+    operations = list(ops.HOMES if operations is None else operations)
+    models = list(model_plans.MODELS if models is None else models)
+    plans = {}
+    for done, name in enumerate([*operations, *models]):
+        if progress:
+            progress(f"Planning {name}", done, len(operations) + len(models))
+        plans[name] = plans_of(ops.op(name)) if name in operations else {"": model_plans.plans_of(name)}
+    forms = {use.form for rows in plans.values() for targets in rows.values() for plan in targets.values()
+             for use in plan.uses}
+    known = record.kernels if record and record.toolchain == toolchain() else {}
+    missing = sorted((form for form in forms if form.key not in known), key=lambda form: form.key)
+    compiled = assemble_all(missing, progress and (lambda done, of: progress("Compiling", done, of)))
+    kernels = {form.key: known.get(form.key) or compiled[form.key] for form in forms}
+
+    def outcomes(each):
+        return {target: outcome(each, kernels, target) for target in TARGETS}
+
+    return Survey(toolchain(), datetime.date.today().isoformat(), kernels,
+                  {name: {rung: outcomes(each) for rung, each in plans[name].items()} for name in operations},
+                  {name: outcomes(plans[name][""]) for name in models})
