@@ -164,6 +164,12 @@ def target() -> GPU:
     return _planned or pretended() or (_present() if device.on_gpu() else GPUS["h200"])
 
 
+def lacks_shared(nbytes: int) -> str:
+    """Why a block of the target cannot have so many bytes of shared memory; empty if it can."""
+    allowed = target().shared_per_block
+    return f"needs {nbytes:,} bytes of shared memory a block; this GPU allows {allowed:,}" if nbytes > allowed else ""
+
+
 def chosen_on_gpu() -> bool:
     """Whether kernels are chosen as on a GPU: on one, and where one is planned for."""
     return _planned is not None or device.on_gpu()

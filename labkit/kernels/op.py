@@ -71,7 +71,12 @@ class Rung:
     @property
     def missing(self) -> str:
         """Why the GPU that kernels are chosen for cannot run it; empty if it can."""
-        return missing(self.needs)
+        if not gpus.limited():
+            return ""
+        # A launcher with kernels for several tiles picks one that fits.
+        shared = min((kernel.shared_bytes for kernel in launches.kernels_of(self) if hasattr(kernel, "shared_bytes")),
+                     default=0)
+        return needs.lacks(gpus.target().capability, self.needs) or gpus.lacks_shared(shared)
 
     def called(self, name: str, launcher: Callable, **fields) -> Rung:
         """This rung under another name and called in another way, as an Op needs it: with its inputs, then out."""
@@ -111,10 +116,20 @@ def rungs_of(module, prefix: str = "") -> tuple[Rung, ...]:
                  and value.__module__ == module.__name__ and name.startswith(prefix and f"{prefix}_"))
 
 
-def missing(needed: tuple | None) -> str:
-    """Why the GPU that kernels are chosen for lacks this compute capability; empty if it has it. The CPU device has
-    all, unless LABKIT_PRETEND says otherwise."""
-    return needs.lacks(gpus.target().capability, needed) if gpus.limited() else ""
+def missing(*kernels) -> str:
+    """Why the GPU that kernels are chosen for cannot run these, by their instructions and the shared memory that their
+    factories say they take (shared_bytes); empty if it can. The CPU device has everything, unless LABKIT_PRETEND says
+    otherwise."""
+    if not gpus.limited():
+        return ""
+    gpu = gpus.target()
+    return _missing(gpu.capability, gpu.shared_per_block, kernels)
+
+
+@functools.cache  # launchers ask at each launch
+def _missing(capability: tuple[int, int], shared_per_block: int, kernels: tuple) -> str:
+    shared = max(getattr(launches.built(kernel), "shared_bytes", 0) for kernel in kernels)
+    return needs.lacks(capability, needs.of(*kernels)) or gpus.lacks_shared(shared)
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from types import SimpleNamespace
 import numpy as np
 from numba import int32
 
-from labkit import cuda, device
-from labkit.device import graphs, launches
+from labkit import cuda
+from labkit.device import gpus, graphs, launches
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
@@ -59,7 +59,9 @@ class GPT2:
         half, problem = self.dtype == np.float16, gpt2_step.problem(config, dtype)
         if half and (kernels is not None or one_row is False):
             raise ValueError("a model in float16 has the launches of gpt2_step.py only: leave kernels and one_row out")
-        self.one_row = half or (kernels is None and not problem and device.on_gpu() if one_row is None else one_row)
+        if one_row is None:
+            one_row = kernels is None and not problem and gpus.chosen_on_gpu()
+        self.one_row = half or one_row
         if self.one_row and (problem or kernels is not None):
             raise ValueError(f"one_row needs kernels that this model does not have: {problem or 'kernels are given'}")
         self.weights = Blob(tensors, dtype=self.dtype, names=names_in(tensors, config), finite=True)

@@ -33,16 +33,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import launches
+from labkit import cuda
+from labkit.device import gpus, launches
 from labkit.device.memory import zeros
 from labkit.kernels.attention.paged import decode_parts, paged_decode
 from labkit.kernels.attention.paged_prefill import paged_prefill
 from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
-from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed
-from labkit.kernels.matmul.mma import MMA_BF16
+from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed, make_normed
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.op import missing
 from labkit.kernels.rope import rope_split_cache, rope_table
@@ -93,7 +92,8 @@ class Llama:
         run = self.kernels
         default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
         return int(default and type(self).linear is Llama.linear and self.dtype == "bfloat16"
-                   and fits_normed(1, self.config.hidden_size) and device.on_gpu() and not missing(MMA_BF16))
+                   and fits_normed(1, self.config.hidden_size) and gpus.chosen_on_gpu()
+                   and not missing(make_normed(self.config.hidden_size, 1, self.config.rms_norm_eps)))
 
     # What other architectures override: see qwen3.py.
 

@@ -35,19 +35,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import graphs, launches
+from labkit import cuda
+from labkit.device import gpus, graphs, launches
 from labkit.kernels.attention.sentences import attention_sentences
 from labkit.kernels.embedding_sum import embedding_layernorm
 from labkit.kernels.gelu import gelu_erf
 from labkit.kernels.linear import few_rows
 from labkit.kernels.linear.layers import pipelined
 from labkit.kernels.matmul.mma import unchanged as unchanged_mma
-from labkit.kernels.matmul.wgmma import HOPPER, multiply_specialised
+from labkit.kernels.matmul.wgmma import has_wgmma, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
 from labkit.kernels.norm.half import add_layernorm_half_warp
 from labkit.kernels.norm.layernorm import add_layernorm_fused
-from labkit.kernels.op import missing
 from labkit.kernels.pooling import mean_pool, mean_pool_normalized
 from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.configs import PARTS, names_in
@@ -286,11 +285,11 @@ def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: b
 def linear_half(x, weights, bias, out, *, gelu=False, parts=None, stream=0):
     """A float16 linear layer whose sums do not depend on how many rows there are: wgmma, or mma.sync where there is
     none. weights: (out, in)."""
-    if missing(HOPPER):
-        pipelined(x, weights, bias, None, out, stream, activation=gelu_erf if gelu else unchanged_mma)
-    else:
+    if has_wgmma():
         multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf if gelu else unchanged,
                              stream=stream)
+    else:
+        pipelined(x, weights, bias, None, out, stream, activation=gelu_erf if gelu else unchanged_mma)
 
 
 def attention_of_one_product(x, w, b, kernels, heads, stream, report) -> None:
@@ -346,7 +345,7 @@ def kernels_for(dtype) -> Kernels:
     """Those to use for numbers of this type on this device."""
     if np.dtype(dtype) == np.float32:
         return FLOAT32
-    return HALF if device.on_gpu() else FEW_ROWS
+    return HALF if gpus.chosen_on_gpu() else FEW_ROWS
 
 
 # --- Its memory ------------------------------------------------------------------------------------------------------

@@ -46,13 +46,13 @@ class Encoder:
 
         Raises UserError where there is no such model, or where its files are not those of a BERT with mean pooling.
         """
-        from labkit import device
+        from labkit.device import gpus
         from labkit.models import minilm
 
         if form not in minilm.FORMS:
             raise UserError(f"form is {form!r}; allowed are {', '.join(map(repr, minilm.FORMS))}")
         if dtype is None:
-            dtype = np.float16 if device.on_gpu() else np.float32
+            dtype = np.float16 if gpus.chosen_on_gpu() else np.float32
         elif dtype not in (np.float16, np.float32):
             raise UserError(f"dtype is {dtype!r}; allowed are float16 and float32")
         start_time = time.perf_counter()

@@ -16,6 +16,7 @@ from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
+from labkit.kernels.arguments import fits
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.heads import multiprocessors
 from labkit.kernels.matmul.mma import CHUNK, add_product, add_product_bf16, swizzle_of
@@ -36,7 +37,8 @@ def rows_in_shared(size: int) -> tuple[bool, int, int, int]:
 class MmaTile:
     """What `warps` warps compute at once, for heads of `size` float16 values, or bfloat16: each warp has `m_tiles`
     tiles of 16 queries, and all of `keys` keys. `first` tiles of keys are in flight before the first product. causal:
-    a later query may see more keys."""
+    a later query may see more keys. stages: tiles of keys that shared memory holds: two, or one where all keys fit
+    into a single tile."""
 
     size: int
     warps: int
@@ -45,6 +47,7 @@ class MmaTile:
     bf16: bool = False
     first: int = 1
     causal: bool = True
+    stages: int = 2
 
     @property
     def threads(self) -> int:
@@ -55,14 +58,13 @@ class MmaTile:
         return 16 * self.m_tiles * self.warps
 
     @property
-    def stages(self) -> int:
-        """Tiles of keys that shared memory holds: two, or one where all keys fit into a single tile."""
-        return 1 if self.keys < KEYS else 2
-
-    @property
     def elements(self) -> int:
         """Elements of shared memory: the queries, and the keys and values of each stage."""
         return (self.rows + self.stages * 2 * self.keys) * rows_in_shared(self.size)[1]
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * self.elements
 
     @property
     def lane_rows(self) -> int:
@@ -84,16 +86,22 @@ class MmaTile:
 FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # of a block, or a team: warps, and tiles of 16 queries for each warp
 
 
-def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int]:
-    """Return (warps, m_tiles): the tallest tile of queries that `rows` rows need, so that keys and values are reused
-    most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
+def keys_of_tile(size: int) -> int:
+    """Return how many keys a tile has, so that two tiles fit into the target's shared memory beside 64 queries. It
+    depends on the size alone: it decides which keys are added up together."""
+    return next(keys for keys in (KEYS, KEYS // 2, KEYS // 4) if fits(MmaTile(size, 4, 1, keys)) or keys == KEYS // 4)
+
+
+def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int, int]:
+    """Return (warps, m_tiles, keys): the tallest tile of queries that `rows` rows need, so that keys and values are
+    reused most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
     min_blocks = multiprocessors()
     # The tallest takes a CPU twice as long to compile, and is no faster there.
     for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
         tile_rows = 16 * warps * m_tiles
         if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= min_blocks:
             break
-    return warps, m_tiles
+    return warps, m_tiles, keys_of_tile(size)
 
 
 def make_copy_elements(tile: MmaTile, num_rows: int):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
@@ -25,6 +25,7 @@ from labkit.kernels.attention.paged_split import (
     blocks_of_group,
     make_paged_decode,
     make_paged_decode_mma,
+    stages_for,
 )
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -36,7 +37,7 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.op import rung
+from labkit.kernels.op import missing, rung
 from labkit.kernels.pdl import uses_pdl
 
 NAIVE_THREADS = 32
@@ -96,8 +97,10 @@ def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, strea
     if parts.partial.size < num_elements or parts.arrived.size < sequences * kv_heads * blocks:
         raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
                          f"with decode_parts({sequences}, {heads}, {size})")
-    kernel = factory(size, heads_per_block, uses_pdl(sequences)) if factory is make_paged_decode_mma else factory(
-        size, heads_per_block, np.dtype(q.dtype) == np.uint16, splits)
+    if factory is make_paged_decode_mma:
+        kernel = factory(size, heads_per_block, uses_pdl(sequences), stages_for(size) or 2)
+    else:
+        kernel = factory(size, heads_per_block, np.dtype(q.dtype) == np.uint16, splits)
     kernel_arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                         np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
     # The sequence's length is not known here: blocks beyond its pages exit at once.
@@ -163,7 +166,10 @@ def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=N
     _launch_decode(make_paged_decode, MOST, SPLITS, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
-@rung(kernel=make_paged_decode_mma(64, 4), sizes=SIZES,
+DECODE_MMA = make_paged_decode_mma(64, 4, False, 3)
+
+
+@rung(kernel=DECODE_MMA, sizes=SIZES,
       idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages in flight")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """For bfloat16. A page of 16 keys is one operand of mma.sync, the query heads of a group are the other. Each warp
@@ -177,8 +183,9 @@ def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=Non
 
 def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_decode_naive
     else:
-        launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split
+        on_tensor_cores = np.dtype(q.dtype) == np.uint16 and stages_for(q.shape[-1]) and not missing(DECODE_MMA)
+        launch = paged_decode_mma if on_tensor_cores else paged_decode_split
     launch(q, keys, values, page_table, lengths, out, scale, parts, stream=stream)

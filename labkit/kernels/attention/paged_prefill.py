@@ -12,11 +12,12 @@ Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in pa
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
-from labkit.kernels.attention.flash import queries_of_thread
-from labkit.kernels.attention.flash_mma import mma_form
+from labkit.kernels.attention.flash import flash_form
+from labkit.kernels.attention.flash_mma import KEYS, mma_form
 from labkit.kernels.attention.heads import check_longest, find_sentence
 from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
 from labkit.kernels.attention.pages import (
@@ -29,7 +30,7 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.op import rung
+from labkit.kernels.op import missing, rung
 
 NAIVE_THREADS = 32
 
@@ -94,7 +95,7 @@ def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, 
                                         np.uint32(longest))
 
 
-@rung(kernel=make_paged_prefill(64, 4), sizes=f"float32, {SIZES}",
+@rung(kernel=tuple(make_paged_prefill(64, queries, 8) for queries in (4, 2, 1)), sizes=f"float32, {SIZES}",
       idea="tiles of keys, corrected accumulators: no score goes to memory")
 def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash, one launch for all sequences: a block takes 16 to 128 queries of one head of one sequence,
@@ -104,10 +105,13 @@ def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, 
     if np.dtype(q.dtype) != np.float32:
         raise ValueError(f"q has dtype {q.dtype}; without tensor cores only float32 is allowed")
     _, heads, size = q.shape
-    _launch(make_paged_prefill(size, queries_of_thread(size, heads * lengths.size, longest)), arguments, stream)
+    _launch(make_paged_prefill(size, *flash_form(size, heads * lengths.size, longest)), arguments, stream)
 
 
-@rung(kernel=make_paged_prefill_mma(64, 4, 2), sizes=f"bfloat16, {SIZES}",
+PREFILL_MMA = make_paged_prefill_mma(64, 4, 2, KEYS)
+
+
+@rung(kernel=PREFILL_MMA, sizes=f"bfloat16, {SIZES}",
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async
@@ -137,8 +141,9 @@ def _launch(kernel, arguments, stream):
 
 def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_prefill_naive
     else:
-        launch = paged_prefill_mma if np.dtype(q.dtype) == np.uint16 else paged_prefill_flash
+        launch = paged_prefill_flash if np.dtype(q.dtype) == np.float32 else (
+            paged_prefill_naive if missing(PREFILL_MMA) else paged_prefill_mma)
     launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)

@@ -7,7 +7,7 @@ Shapes  as in paged.py, where the launchers are; here q and out are matrices (B 
 from numba import float32, uint16, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
@@ -212,21 +212,34 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
 # --- Tensor cores: bfloat16 -------------------------------------------------------------------------------------------
 
 
+def mma_bytes(size: int, stages: int) -> int:
+    """Return the bytes of shared memory that a launch of make_paged_decode_mma asks for: each warp's pages, and the
+    queries."""
+    pitch = rows_in_shared(size)[1]
+    return 2 * (WARPS * stages * 2 * PAGE + 16) * pitch
+
+
+def stages_for(size: int) -> int:
+    """Return how many pages of each warp fit into the target's shared memory: three, two, or 0 where neither fits."""
+    static = 1024  # at least what the kernel declares itself
+    return next((n for n in (3, 2) if mma_bytes(size, n) + static <= gpus.target().shared_per_block), 0)
+
+
 @kernel_factory
-def make_paged_decode_mma(size: int, heads: int, early: bool = False):
+def make_paged_decode_mma(size: int, heads: int, early: bool = False, stages: int = 3):
     """As make_paged_decode, for bfloat16: the query heads are the 16 rows of an operand, a page is 16 keys.
 
-    Each warp has its own ring of pages in shared memory, which cp.async fills while earlier ones are multiplied; it
-    waits for no other warp. The matrix products take a tenth of the instructions that products in registers take, for
-    any number of heads up to 16, which leaves issue slots for loads.
+    Each warp has its own ring of `stages` pages in shared memory, which cp.async fills while earlier ones are
+    multiplied; it waits for no other warp. The matrix products take a tenth of the instructions that products in
+    registers take, for any number of heads up to 16, which leaves issue slots for loads.
 
     early: as in kernels/pdl.py; meanwhile the first pages are prefetched into L2, where the step's later writes to
     them go, too.
     """
     SIZE, HEADS = size, heads
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
-    TILE, QUERY_TILE = PAGE * PITCH, 16 * PITCH
-    STAGE, STAGES = 2 * TILE, 3
+    TILE = PAGE * PITCH
+    STAGE, STAGES = 2 * TILE, stages
     PREFETCH = STAGES - 1  # pages in flight
     PENDING = STAGES - 2
     RING = STAGES * STAGE
@@ -360,5 +373,5 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         reduce_splits(block_state, num_splits, active_blocks, partial, arrived, out, first_row, num_heads)
 
     paged_decode_mma_kernel.threads, paged_decode_mma_kernel.uses_pdl = THREADS, early
-    paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_OFFSET + QUERY_TILE)
+    paged_decode_mma_kernel.shared_bytes = mma_bytes(size, stages)
     return paged_decode_mma_kernel

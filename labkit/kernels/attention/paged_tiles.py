@@ -4,9 +4,9 @@ Shapes  as in paged_prefill.py, where the launchers are; here q and out are matr
         (pages * K * PAGE, D)
 Source  as flash.py and flash_mma.py, whose loops over tiles of keys these are
 
-Tiles of keys begin at the sequence's first token, 64 keys each (32 where D is no multiple of 32, in float32), for any
-tile of queries. A key that a row does not see adds an exact zero. So a row has the same result, bit for
-bit, in one launch for the whole prompt, in parts, and in any company.
+Tiles of keys begin at the sequence's first token, 64 keys each (32 where D is no multiple of 32, in float32; fewer
+where the GPU has little shared memory), for any tile of queries. A key that a row does not see adds an exact zero. So a
+row has the same result, bit for bit, in one launch for the whole prompt, in parts, and in any company.
 """
 
 from numba import float32, uint16, uint32
@@ -43,9 +43,9 @@ def make_copy_pages(copy_page, keys: int, pitch: int):
 
 
 @kernel_factory
-def make_paged_prefill(size: int, queries: int):
+def make_paged_prefill(size: int, queries: int, keys_each: int = 8):
     """Attention for heads of `size` float32 elements, with a FlashTile of `queries` queries of a thread."""
-    TILE = FlashTile(size, queries)
+    TILE = FlashTile(size, queries, keys_each)
     SIZE, QUERIES, ROWS, LANES, ACCUMULATORS = size, queries, TILE.rows, TILE.lanes, queries * TILE.columns
     copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
     copy_pages_of_keys = make_copy_pages(make_copy_rows(PAGE, SIZE, TILE.pitch, THREADS, 4), TILE.keys, TILE.pitch)
@@ -95,16 +95,16 @@ def make_paged_prefill(size: int, queries: int):
 
 
 @kernel_factory
-def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
+def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS):
     """Attention for heads of `size` bfloat16 elements; each of `warps` warps has `m_tiles` times 16 queries, as in
-    make_flash_half. While a tile is multiplied, the next is in flight."""
-    TILE = MmaTile(size, warps, m_tiles, bf16=True)
+    make_flash_half. While a tile of keys is multiplied, the next is in flight."""
+    TILE = MmaTile(size, warps, m_tiles, keys, bf16=True)
     SIZE, THREADS, ROWS, WARP_ROWS = size, TILE.threads, TILE.rows, 16 * m_tiles
     ACCUMULATORS, LANE_ROWS, PITCH = TILE.accumulators, TILE.lane_rows, rows_in_shared(size)[1]
-    VALUES = KEYS * PITCH
+    VALUES = keys * PITCH
     REGISTERS = 168 if size <= 64 and m_tiles == 1 else 256
     copy_queries = make_copy_elements(TILE, ROWS)
-    copy_pages = make_copy_pages(make_copy_elements(TILE, PAGE), KEYS, PITCH)
+    copy_pages = make_copy_pages(make_copy_elements(TILE, PAGE), keys, PITCH)
 
     @cuda.jit(device=True)
     def copy_tile(shared, offset, source, key0, end, thread):
@@ -139,5 +139,5 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
         store_rows(shared, 0, acc, row_sum, out, (begin, row0, tokens), head_column, thread)
 
     paged_prefill_mma_kernel.rows, paged_prefill_mma_kernel.threads = ROWS, THREADS
-    paged_prefill_mma_kernel.shared_bytes = 2 * TILE.elements
+    paged_prefill_mma_kernel.shared_bytes = TILE.shared_bytes
     return paged_prefill_mma_kernel

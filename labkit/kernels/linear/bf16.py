@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 
-from labkit import device
+from labkit.device import gpus
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, unchanged
@@ -35,11 +35,11 @@ from labkit.kernels.linear.swap_ab import IDEA as IDEA_SWAP_AB
 from labkit.kernels.linear.swap_ab import MOST_TOKENS, check_swap_ab, multiply_swap_ab, swap_ab_kernels
 from labkit.kernels.linear.swap_ab import SIZES as SIZES_SWAP_AB
 from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
-from labkit.kernels.matmul.mma import MMA_BF16, check_product, launch, make_pipelined
+from labkit.kernels.matmul.mma import check_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import (
-    HOPPER,
     SWIGLU_TILES,
     TILES,
+    has_wgmma,
     make_wgmma_specialised,
     multiply_floats,
     multiply_specialised,
@@ -96,25 +96,26 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
     """Return a launcher (x, weight, bias, out, elements, stream). On a GPU, of bfloat16 with K a multiple of 8: up to 8
     rows, or 32 of a small layer, stream the weights to mma.sync (streamed.py); up to 256 are the columns of a product
     by wgmma (swap_ab.py); more are its rows (matmul/wgmma.py), or on other GPUs tiles of mma.sync (matmul/mma.py).
-    Measured on an H200, in a decoder's step. Otherwise a warp computes an output, or on the CPU device a thread."""
+    Measured on an H200, in a decoder's step. Otherwise, and without tensor cores for bfloat16, a warp computes an
+    output or several, on the CPU device a thread one."""
     wide = loads_whole(x, weight)
     options = {"swiglu": True} if swiglu else {}
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return functools.partial(by_thread, wide=wide, **options)
-    if np.dtype(x.dtype) != np.uint16 or not wide:
+    if np.dtype(x.dtype) != np.uint16 or not wide or missing(make_tensor(1, 1)):
         if wide and not swiglu:
             return functools.partial(by_wide_warp, outputs=SEVERAL)
         return functools.partial(by_warp, **options)
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
     small, long = rows < SMALL_ROWS, weight.shape[1] >= LONG_DEPTH
-    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED) or missing(MMA_BF16):
-        return functools.partial(by_tensor_cores if not missing(MMA_BF16) else by_warp, **options)
-    if tokens <= MOST_TOKENS and bias is None and not missing(HOPPER):
+    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED):
+        return functools.partial(by_tensor_cores, **options)
+    if tokens <= MOST_TOKENS and bias is None and has_wgmma():
         return functools.partial(swap_ab, **options)
     if out.shape[1] % 8 or not aligned(out):
         return functools.partial(by_tensor_cores, **options)
-    if missing(HOPPER) or (floats and bias is not None):
+    if not has_wgmma() or (floats and bias is not None):
         return functools.partial(by_tensor_cores, **options) if swiglu or floats else pipelined
     return specialised_swiglu if swiglu else specialised_floats if floats else specialised
 

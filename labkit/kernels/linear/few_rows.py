@@ -15,10 +15,10 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned
+from labkit.kernels.arguments import aligned, fits
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
     ZERO,
@@ -37,9 +37,8 @@ from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
 from labkit.kernels.matmul.float32_tiles import load_four, load_four_scalar
 from labkit.kernels.matmul.mma import Tile, add_product, launch, make_pipelined
-from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
+from labkit.kernels.matmul.wgmma import has_wgmma, multiply_parts, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
-from labkit.kernels.op import missing
 
 COLS = 16  # of a block
 WARPS = 8
@@ -376,7 +375,7 @@ def wide_tile(rows: int, cols: int) -> Tile:
     def cost(tile):
         return -(-tile.count(rows, cols) // gpus.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
 
-    return min(WIDE_TILES, key=cost)
+    return min(filter(fits, WIDE_TILES), key=cost)
 
 
 def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
@@ -384,7 +383,7 @@ def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, s
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_multiples_of_8(sizes, x, weights)
     activation = gelu_of(gelu)
-    if not missing(HOPPER):
+    if has_wgmma():
         count, slice_ = wgmma.parts_of(*sizes, wgmma.block_count())
         if count == 1:
             multiply_specialised(x, weights, bias, out, weights=False, activation=activation or unchanged,
@@ -412,7 +411,7 @@ def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 
 def _pick(rows: int, cols: int, depth: int, dtype, together=True):
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return fused_naive if rows < FEW_ON_CPU else fused_tiled
     if np.dtype(dtype) == np.float32:
         return skinny if rows <= FEW else fused_pipelined
@@ -429,6 +428,6 @@ def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
     count = 1
     if pick is skinny or pick is skinny_half:
         count = parts_of(rows, cols, depth, np.dtype(dtype))[0]
-    elif pick is wide_half and not missing(HOPPER):
+    elif pick is wide_half and has_wgmma():
         count = wgmma.parts_of(rows, cols, depth, wgmma.block_count())[0]
     return 0 if count == 1 else count * rows * cols

@@ -16,9 +16,9 @@ mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a war
 import numpy as np
 from numba import float32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
-from labkit.kernels.arguments import blocks_for
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
+from labkit.kernels.arguments import blocks_for, fits
 from labkit.kernels.elements import bfloat16_number
 from labkit.kernels.matmul.mma import (
     Tile,
@@ -317,15 +317,15 @@ OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks 
 
 def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
     """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
-    if not device.on_gpu():
-        return next(iter(PIPELINED_TILES))
-    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    if not gpus.chosen_on_gpu():
+        return next(filter(fits, PIPELINED_TILES))
+    sms = gpus.sm_count()
 
     def cost(tile):
         rounds = -(-tile.count(rows, cols) // sms)
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
-    return min(PIPELINED_TILES, key=cost)
+    return min(filter(fits, PIPELINED_TILES), key=cost)
 
 
 PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)

@@ -22,7 +22,6 @@ from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_s
 from labkit.kernels.elements import bfloat16_number
 
 BAND = 8  # height in tiles of the bands in which blocks are rasterised
-MMA_BF16 = (8, 0)  # the compute capability that tensor cores of bfloat16 and TF32 need
 CHUNK = 8  # 16-bit elements in 16 bytes, what one cp.async moves and one ldmatrix row holds
 
 
@@ -45,6 +44,11 @@ class Tile:
     @property
     def threads(self) -> int:
         return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the stages, each with a tile of either factor in 16 bits."""
+        return 2 * self.stages * (self.rows + self.cols) * self.depth
 
     def count(self, rows: int, cols: int) -> int:
         """Blocks that cover rows x cols."""

@@ -14,7 +14,7 @@ import functools
 import numpy as np
 from numba import float32, uint32, uint64
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared, product_sizes, unsigned
@@ -35,7 +35,7 @@ from labkit.kernels.matmul.wgmma_tiles import (
     unchanged,
     wgmma_of,
 )
-from labkit.kernels.op import rung
+from labkit.kernels.op import missing, rung
 
 # TMA copies boxes of a matrix to shared memory: one thread starts a copy, with the box's coordinates and the mbarrier
 # that counts its bytes; outside the matrix it fills in zeros. wgmma multiplies asynchronously, both operands from
@@ -380,7 +380,7 @@ def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
 
 def block_count() -> int:
     """Return how many blocks run at the same time."""
-    return gpus.sm_count() if device.on_gpu() else CPU_BLOCKS
+    return gpus.sm_count() if gpus.chosen_on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
@@ -493,8 +493,12 @@ def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> t
 IDEA = "wgmma reads tiles that TMA copies: one thread requests them"
 IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
 SIZES = "K and N multiples of 8"
-HOPPER = (9, 0, "a")
 PRODUCER_CONSUMERS = make_wgmma_specialised(TILES[2], weights=False, bias=False, activation=unchanged)
+
+
+def has_wgmma() -> bool:
+    """Whether the GPU that kernels are chosen for runs the kernels of this file."""
+    return not missing(PRODUCER_CONSUMERS)
 
 
 @rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, sizes=SIZES)
