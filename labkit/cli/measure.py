@@ -36,6 +36,11 @@ def bench(
         typer.Option("--model", help="Start a server with this model, as for labkit serve. With --url: which of the "
                                      "server's models to use.", rich_help_panel=SERVE),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="TYPE", help="The type of that model's numbers, as for labkit serve.",
+                     rich_help_panel=SERVE),
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", envvar="LABKIT_API_KEY", show_envvar=False, rich_help_panel=SERVE,
@@ -92,15 +97,16 @@ def bench(
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES, hint
 
-    load_options = [option for option, value in (("--url", url), ("--model", model), ("--rate", rate),
-                                                 ("--concurrency", concurrency)) if value is not None]
+    load_options = [option for option, value in (("--url", url), ("--model", model), ("--dtype", dtype),
+                                                 ("--rate", rate), ("--concurrency", concurrency)) if value is not None]
     if load_options and ops != ["serve"]:
         raise UserError(f"{load_options[0]} is only for serve: labkit bench serve")
     if load_options:
         if quick:
             raise UserError("--quick does not work with a custom load; set the number of requests with --requests")
-        raise typer.Exit(serve(out, slo, url=url, model=model, key=api_key, rate=rate, concurrency=concurrency,
-                               requests=requests, prompts=prompts, outputs=outputs, seed=seed, timeout_s=timeout))
+        raise typer.Exit(serve(out, slo, url=url, model=model, dtype=dtype, key=api_key, rate=rate,
+                               concurrency=concurrency, requests=requests, prompts=prompts, outputs=outputs, seed=seed,
+                               timeout_s=timeout))
     for op in ops:
         if op == "simt":
             raise UserError("simt must be timed by itself: labkit bench simt")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from labkit._common.errors import UserError
-from labkit.cli.shared import Device, choose_device, consoles
+from labkit.cli.shared import Device, Dtype, choose_device, consoles
 
 
 def serve(
@@ -57,6 +57,7 @@ def serve(
         typer.Option("--allow-origin", metavar="ORIGIN",
                      help="A site whose pages may call the server from a browser. Can be repeated."),
     ] = None,
+    dtype: Dtype = "auto",
     window_control: Annotated[
         bool, typer.Option("--window-control", help="Let the page at / pause and step the engine, which makes all "
                                                     "requests wait, even if other machines can reach it.")
@@ -82,7 +83,7 @@ def serve(
     try:
         settings = Settings(model=model, host=host, port=port, api_key=api_key, max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-                            engine_process=engine_process, max_waiting=max_waiting,
+                            dtype=dtype, engine_process=engine_process, max_waiting=max_waiting,
                             max_connections=max_connections, deadline_s=deadline,
                             allow_origins=tuple(allow_origin or ()), window_control=window_control)
     except ValueError as error:

@@ -23,6 +23,11 @@ def bfloat16_of(values) -> np.ndarray:
     return np.where(np.isnan(values), quiet_nan, nearest)
 
 
+def of_dtype(values, dtype) -> np.ndarray:
+    """The values rounded to the nearest of a type, uint16 for bfloat16."""
+    return bfloat16_of(values) if np.dtype(dtype) == np.uint16 else np.asarray(values, dtype)
+
+
 def float32_of(bits: np.ndarray) -> np.ndarray:
     """The same values as float32, of the uint16 that hold bfloat16."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -51,6 +51,7 @@ from labkit.kernels.pooling import mean_pool, mean_pool_normalized
 from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.configs import PARTS, names_in
 from labkit.models.configs import BertConfig as Config
+from labkit.models.dtypes import chosen
 from labkit.models.watch import reporter
 
 # --- The model -------------------------------------------------------------------------------------------------------
@@ -60,16 +61,16 @@ class MiniLM:
     """The weights of a BERT on the device, and the launches that make embeddings with them.
 
     tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
-    dtype: float16 or float32. kernels: the launchers; left out, the fastest for this type and device.
+    dtype: "float16", which "auto" is, or "float32". kernels: the launchers; left out, the fastest for this type and
+    device.
     """
 
-    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype=np.float16,
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype="auto",
                  kernels: Kernels | None = None):
-        self.config, self.tensors, self.dtype = config, tensors, np.dtype(dtype)
-        if self.dtype not in (np.float16, np.float32):
-            raise TypeError(f"dtype is {self.dtype}; float16 and float32 are allowed")
-        self.kernels = kernels or kernels_for(dtype)
-        self.weights = Blob(arranged(tensors, config, dtype, self.kernels.in_out), finite=True)
+        self.config, self.tensors = config, tensors
+        self.dtype = np.dtype(chosen(dtype, config.kind))
+        self.kernels = kernels or kernels_for(self.dtype)
+        self.weights = Blob(arranged(tensors, config, self.dtype, self.kernels.in_out), finite=True)
         self.layers = [self.weights.under(f"encoder.layer.{layer}.") for layer in range(config.num_hidden_layers)]
         self.workspace: Workspace | None = None  # allocated for the first batch, and again for a larger one
 

@@ -225,10 +225,9 @@ def test_norms_that_products_compute_are_the_same():
 def test_norms_stay_apart_where_other_kernels_are_given_or_activations_are_watched(model, monkeypatch):
     config = replace(SMALL, hidden_size=256, head_dim=32)
     tensors = random_tensors(config)
-    monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: False))
+    monkeypatch.setattr(llama, "gpus", SimpleNamespace(chosen_on_gpu=lambda: False))
     assert Llama(config, tensors).fused_rows == 0
-    monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: True))
-    monkeypatch.setattr(llama, "missing", lambda needs: "")
+    monkeypatch.setattr(llama, "gpus", SimpleNamespace(chosen_on_gpu=lambda: True))
     half = Llama(config, tensors)
     assert half.fused_rows == 1 and Llama(SMALL, random_tensors(SMALL), "float32").fused_rows == 0
 

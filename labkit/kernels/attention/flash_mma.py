@@ -19,7 +19,8 @@ from labkit.device import ptx
 from labkit.kernels.arguments import fits
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.heads import multiprocessors
-from labkit.kernels.matmul.mma import CHUNK, add_product, add_product_bf16, swizzle_of
+from labkit.kernels.elements import FLOAT16, Element
+from labkit.kernels.matmul.mma import ADD_PRODUCT, CHUNK, swizzle_of
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 KEYS = 64  # keys per tile
@@ -35,7 +36,7 @@ def rows_in_shared(size: int) -> tuple[bool, int, int, int]:
 
 @dataclass(frozen=True)
 class MmaTile:
-    """What `warps` warps compute at once, for heads of `size` float16 values, or bfloat16: each warp has `m_tiles`
+    """What `warps` warps compute at once, for heads of `size` elements of 16 bits: each warp has `m_tiles`
     tiles of 16 queries, and all of `keys` keys. `first` tiles of keys are in flight before the first product. causal:
     a later query may see more keys. stages: tiles of keys that shared memory holds: two, or one where all keys fit
     into a single tile."""
@@ -44,7 +45,7 @@ class MmaTile:
     warps: int
     m_tiles: int
     keys: int = KEYS
-    bf16: bool = False
+    element: Element = FLOAT16
     first: int = 1
     causal: bool = True
     stages: int = 2
@@ -110,13 +111,13 @@ def make_copy_elements(tile: MmaTile, num_rows: int):
     return make_copy_rows(num_rows, tile.size, pitch, tile.threads, CHUNK, swizzled)
 
 
-def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, bf16: bool = False):
+def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, element: Element = FLOAT16):
     """Make the device functions for a tile of `keys` keys: read_queries, add_scores, mask_scores,
-    online_softmax_update and add_values. A warp has `m_tiles` tiles of 16 queries of `size` float16 values, or
-    bfloat16; the rows of shared memory are `pitch` apart."""
+    online_softmax_update and add_values. A warp has `m_tiles` tiles of 16 queries of `size` elements; rows of shared
+    memory are `pitch` apart."""
     M_TILES, PITCH = m_tiles, pitch
     K_STEPS, CHUNKS, N_TILES = size // 16, size // CHUNK, keys // 8
-    add, pack = (add_product_bf16, ptx.pack_bf162) if bf16 else (add_product, ptx.pack_half2)
+    add, pack = ADD_PRODUCT[element], element.pack
 
     # `offset` is where this lane's row of the first ldmatrix begins, `chunk` the swizzled 16-byte chunk of that row for
     # step 0. Step k is two chunks further: an exclusive or, since these bits of it are zero.
@@ -212,9 +213,9 @@ def make_mma_loop(tile: MmaTile, copy_tile):
     Q_IN_REGISTERS = M_TILES * K_STEPS <= 8  # larger heads read the queries again for every tile
     QUERY_WORDS = WORDS * K_STEPS if Q_IN_REGISTERS else WORDS
     STORES, ONE_WARP = WARP_ROWS * CHUNKS // 32, tile.warps == 1
-    pack = ptx.pack_bf162 if tile.bf16 else ptx.pack_half2
+    pack = tile.element.pack
     read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_mma_steps(
-        SIZE, M_TILES, KEYS_OF_TILE, PITCH, tile.bf16)
+        SIZE, M_TILES, KEYS_OF_TILE, PITCH, tile.element)
 
     @cuda.jit(device=True)
     def tile_sync():

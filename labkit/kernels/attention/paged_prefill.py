@@ -3,8 +3,8 @@ rest of one whose prefix is cached, and single tokens beside them. A row has the
 
 Shapes  q, out (T, H, D), R = H // K; keys, values, page_table as in pages.py; begins, lengths, contexts (B,) int32 in
         device memory: rows begins[s] to begins[s] + lengths[s] - 1 are the last of sequence s's contexts[s] tokens, all
-        in the cache. longest: no length is larger; it sets the grid. float32, or uint16 that holds bfloat16. The host
-        does not see the lengths: a sequence beyond `longest`, the last row or its page table comes out as NaN
+        in the cache. longest: no length is larger; it sets the grid. All float32, float16, or bfloat16 (uint16). The
+        host does not see the lengths: a sequence beyond `longest`, the last row or its page table comes out as NaN
 Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of q, out, keys and values once. By count,
         one prompt of 4,096 tokens, H = 32, D = 64, takes 0.17 to 0.25 ms on an H200's tensor cores in bfloat16
 Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
@@ -30,6 +30,7 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
+from labkit.kernels.elements import FLOAT32, Element, element_of
 from labkit.kernels.op import missing, rung
 
 NAIVE_THREADS = 32
@@ -51,8 +52,8 @@ def paged_prefill_reference(q, keys, values, page_table, begins, lengths, contex
 
 
 @kernel_factory
-def make_paged_prefill_naive(size: int, bf16: bool):
-    attend = make_attend(size, bf16)
+def make_paged_prefill_naive(size: int, element: Element):
+    attend = make_attend(size, element)
 
     @cuda.jit
     def paged_prefill_naive_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest):
@@ -84,12 +85,13 @@ def check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, s
     return ratio
 
 
-@rung(kernel=make_paged_prefill_naive(64, False), idea="one thread a row and head: two passes over the tokens it sees")
+@rung(kernel=make_paged_prefill_naive(64, FLOAT32),
+      idea="one thread a row and head: two passes over the tokens it sees")
 def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """One thread has one query, computes each score twice, and reads keys and values element by element; threads
     share nothing."""
     check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, whole_lines=False)
-    kernel = make_paged_prefill_naive(q.shape[2], np.dtype(q.dtype) == np.uint16)
+    kernel = make_paged_prefill_naive(q.shape[2], element_of("q", q))
     grid = -(-longest // NAIVE_THREADS), q.shape[1], lengths.size
     kernel[grid, NAIVE_THREADS, stream](q, keys, values, page_table, begins, lengths, contexts, out, np.float32(scale),
                                         np.uint32(longest))
@@ -108,21 +110,19 @@ def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, 
     _launch(make_paged_prefill(size, *flash_form(size, heads * lengths.size, longest)), arguments, stream)
 
 
-PREFILL_MMA = make_paged_prefill_mma(64, 4, 2, KEYS)
-
-
-@rung(kernel=PREFILL_MMA, sizes=f"bfloat16, {SIZES}",
+@rung(kernel=make_paged_prefill_mma(64, 4, 2, KEYS), sizes=f"bfloat16 or float16, {SIZES}",
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
-    """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async
-    brings the next tile from its pages while this one is multiplied. A warp skips tiles that none of its queries
-    sees."""
+    """As attention_flash_half, also in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and
+    cp.async brings the next tile from its pages while this one is multiplied. A warp skips tiles that none of its
+    queries sees."""
     arguments = q, keys, values, page_table, begins, lengths, contexts, out, scale, longest
     check_prefill(*arguments)
-    if np.dtype(q.dtype) != np.uint16:
-        raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
+    element = element_of("q", q)
+    if element is FLOAT32:
+        raise ValueError("q has dtype float32; on tensor cores uint16, which holds bfloat16, and float16 are allowed")
     _, heads, size = q.shape
-    _launch(make_paged_prefill_mma(size, *mma_form(size, heads * lengths.size, longest)), arguments, stream)
+    _launch(make_paged_prefill_mma(size, *mma_form(size, heads * lengths.size, longest), element), arguments, stream)
 
 
 def _launch(kernel, arguments, stream):
@@ -144,6 +144,7 @@ def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, s
     if not gpus.chosen_on_gpu():
         launch = paged_prefill_naive
     else:
-        launch = paged_prefill_flash if np.dtype(q.dtype) == np.float32 else (
-            paged_prefill_naive if missing(PREFILL_MMA) else paged_prefill_mma)
+        element = element_of("q", q)
+        launch = paged_prefill_flash if element is FLOAT32 else (
+            paged_prefill_naive if missing(make_paged_prefill_mma(64, 4, 2, KEYS, element)) else paged_prefill_mma)
     launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)

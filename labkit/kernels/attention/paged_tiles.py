@@ -1,4 +1,4 @@
-"""The kernels of paged_prefill that take keys in tiles: float32, and bfloat16 on tensor cores.
+"""The kernels of paged_prefill that take keys in tiles: float32, and on tensor cores bfloat16 and float16.
 
 Shapes  as in paged_prefill.py, where the launchers are; here q and out are matrices (T, H * D), keys and values
         (pages * K * PAGE, D)
@@ -9,7 +9,7 @@ where the GPU has little shared memory), for any tile of queries. A key that a r
 row has the same result, bit for bit, in one launch for the whole prompt, in parts, and in any company.
 """
 
-from numba import float32, uint16, uint32
+from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
@@ -17,6 +17,7 @@ from labkit.kernels.attention.flash import THREADS, FlashTile, make_copy_rows, m
 from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_copy_elements, make_mma_loop, rows_in_shared
 from labkit.kernels.attention.heads import find_sentence
 from labkit.kernels.attention.pages import PAGE, find_context
+from labkit.kernels.elements import BFLOAT16, Element
 
 
 def make_copy_pages(copy_page, keys: int, pitch: int):
@@ -91,18 +92,18 @@ def make_paged_prefill(size: int, queries: int, keys_each: int = 8):
     return paged_prefill_kernel
 
 
-# --- bfloat16 ---------------------------------------------------------------------------------------------------------
+# --- Tensor cores: bfloat16 and float16 -------------------------------------------------------------------------------
 
 
 @kernel_factory
-def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS):
-    """Attention for heads of `size` bfloat16 elements; each of `warps` warps has `m_tiles` times 16 queries, as in
+def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS, element: Element = BFLOAT16):
+    """Attention for heads of `size` elements of 16 bits; each of `warps` warps has `m_tiles` times 16 queries, as in
     make_flash_half. While a tile of keys is multiplied, the next is in flight."""
-    TILE = MmaTile(size, warps, m_tiles, keys, bf16=True)
+    TILE = MmaTile(size, warps, m_tiles, keys, element=element)
     SIZE, THREADS, ROWS, WARP_ROWS = size, TILE.threads, TILE.rows, 16 * m_tiles
     ACCUMULATORS, LANE_ROWS, PITCH = TILE.accumulators, TILE.lane_rows, rows_in_shared(size)[1]
     VALUES = keys * PITCH
-    REGISTERS = 168 if size <= 64 and m_tiles == 1 else 256
+    ELEMENT, REGISTERS = element.dtype.type, 168 if size <= 64 and m_tiles == 1 else 256
     copy_queries = make_copy_elements(TILE, ROWS)
     copy_pages = make_copy_pages(make_copy_elements(TILE, PAGE), keys, PITCH)
 
@@ -116,7 +117,7 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS
 
     @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (REGISTERS * THREADS))))
     def paged_prefill_mma_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
-        shared = cuda.shared.array(0, uint16)
+        shared = cuda.shared.array(0, ELEMENT)
         acc = cuda.local.array(ACCUMULATORS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
         thread = u32.threadIdx.x

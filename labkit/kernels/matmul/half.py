@@ -19,7 +19,7 @@ from numba import float32
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.kernels.arguments import blocks_for, fits
-from labkit.kernels.elements import bfloat16_number
+from labkit.kernels.elements import BFLOAT16, bfloat16_number
 from labkit.kernels.matmul.mma import (
     Tile,
     add_product,
@@ -371,7 +371,7 @@ def matmul_bf16_naive(a, b, out, stream=0):
     matmul_bf16_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
 
 
-PIPELINED_BF16 = tuple(make_pipelined(tile, bf16=True) for tile in PIPELINED_TILES)
+PIPELINED_BF16 = tuple(make_pipelined(tile, element=BFLOAT16, floats=True) for tile in PIPELINED_TILES)
 
 
 @rung(kernel=PIPELINED_BF16,
@@ -380,4 +380,5 @@ def matmul_bf16_pipelined(a, b, out, stream=0):
     """The pipelined kernel of matmul_half: the same fragments, one other instruction, and accumulators stored as they
     are."""
     rows, cols, depth = check_product(a, b, None, None, out, weights=False, dtype=np.uint16, out_dtype=np.float32)
-    launch(make_pipelined(pipelined_tile(rows, cols, depth), bf16=True), a, b, None, None, out, stream)
+    kernel = make_pipelined(pipelined_tile(rows, cols, depth), element=BFLOAT16, floats=True)
+    launch(kernel, a, b, None, None, out, stream)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
+from labkit.device import gpus
+from labkit.device.gpus import GPUS
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash as module
-from labkit.kernels.attention import flash_mma
 from labkit.kernels.attention.decode import attention_decode, decode_workspace_numbers
 from labkit.kernels.attention.flash import attention_flash, launch_flash, make_flash
 from labkit.kernels.attention.flash_mma import FORMS, mma_form
@@ -192,9 +193,7 @@ def test_decode_takes_a_workspace():
         attention_decode(qkv, 1, out, workspace=cuda.device_array(numbers - 1, np.float32))
 
 
-def test_the_form_leaves_no_multiprocessor_without_a_block(monkeypatch):
-    monkeypatch.setattr(module.device, "on_gpu", lambda: True)
-    for one in (module, flash_mma):
-        monkeypatch.setattr(one, "multiprocessors", lambda: 132)
-    assert [module.queries_of_thread(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [1, 1, 4, 4]
-    assert [mma_form(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [(1, 1), (1, 1), (4, 1), (4, 2)]
+def test_the_form_leaves_no_multiprocessor_without_a_block():
+    with gpus.plan_for(GPUS["h200"]):
+        assert [module.flash_form(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [(1, 8), (1, 8), (4, 8), (4, 8)]
+        assert [mma_form(64, 12, rows)[:2] for rows in (16, 128, 1024, 4096)] == [(1, 1), (1, 1), (4, 1), (4, 2)]

@@ -142,7 +142,7 @@ def test_every_form_gives_the_same_bits(launch, dtype, monkeypatch):
     expected = check(launch, inputs)
     for sms, down in ((2, 4), (50, 2), (10_000, 1)):  # the more SMs, the smaller the tiles of queries
         monkeypatch.setattr(flash_mma, "multiprocessors", lambda sms=sms: sms)
-        monkeypatch.setattr(module, "queries_of_thread", lambda *size, down=down: down)
+        monkeypatch.setattr(module, "flash_form", lambda *size, down=down: (down, 8))
         assert same_bits(run(launch, inputs), expected), sms
 
 
@@ -181,10 +181,10 @@ def test_what_is_refused():
 
 def test_the_form_suits_the_sequences_and_leaves_no_sm_without_a_block(monkeypatch):
     monkeypatch.setattr(flash_mma, "multiprocessors", lambda: 132)
-    assert mma_form(64, 32, 4096) == (4, 2)
-    assert mma_form(64, 32, 300) == (4, 1)
-    assert mma_form(64, 256, 1) == (1, 1)
-    assert mma_form(128, 32, 4096) == (4, 1)
+    assert mma_form(64, 32, 4096) == (4, 2, 64)
+    assert mma_form(64, 32, 300) == (4, 1, 64)
+    assert mma_form(64, 256, 1) == (1, 1, 64)
+    assert mma_form(128, 32, 4096) == (4, 1, 64)
 
 
 @pytest.mark.sweep

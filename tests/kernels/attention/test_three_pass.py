@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit import cuda, device
+from labkit import cuda
+from labkit.device import gpus
 from labkit.kernels.agree import agree
 from labkit.kernels.attention import three_pass as module
 from labkit.kernels.attention.half import attention_half
@@ -127,7 +128,7 @@ def test_arguments_are_checked():
 def test_arguments_are_checked_before_a_rung_is_picked(launch, dtype, monkeypatch):
     """On a GPU, too, where the pick depends on the size of a head."""
     qkv, out, flat = (cuda.device_array(shape, dtype) for shape in ((100, 18), (100, 6), (600,)))
-    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(gpus, "chosen_on_gpu", lambda: True)
     with pytest.raises(ValueError, match="heads is 0; it must be"):
         launch(qkv, 0, out)
     with pytest.raises(ValueError, match="out has shape"):

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from labkit import cuda, device
+from labkit import cuda
+from labkit.device import gpus
+from labkit.device.gpus import GPUS
 from labkit.kernels.agree import agree
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.linear import bf16, swap_ab
@@ -146,27 +148,28 @@ def test_the_kernel_is_picked_by_shape_and_gpu(monkeypatch):
                             Shape(T, N // (2 if options else 1), dtype=out_dtype or dtype), bias, **options)
         return getattr(chosen, "func", chosen)
 
-    monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(bf16, "loads_whole", lambda x, weight: x.shape[1] % 8 == 0)
     monkeypatch.setattr(bf16, "aligned", lambda *arrays: True)
-    monkeypatch.setattr(bf16, "missing", lambda needs: "")
-    assert picked(1, 2048, 2048) is picked(8, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
-    assert picked(9, 16384, 2048) is picked(64, 128256, 2048) is picked(128, 2048, 8192) is bf16.swap_ab
-    assert picked(17, 16384, 2048, swiglu=True) is picked(256, 128256, 2048, out_dtype=np.float32) is bf16.swap_ab
-    assert picked(256, 2048, 8192) is picked(33, 2048, 2048) is picked(256, 3072, 2048) is bf16.swap_ab
-    assert picked(17, 16384, 2048, bias=Shape(16384)) is picked(257, 16384, 2048) is bf16.specialised
-    assert picked(257, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
-    assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu
-    assert picked(1024, 2048, 2044) is bf16.by_warp and picked(1024, 2044, 2048) is bf16.by_tensor_cores
-    assert picked(1024, 2048, 2048, dtype=np.float32) is bf16.by_wide_warp
-    assert picked(1024, 2048, 2048, dtype=np.float32, swiglu=True) is bf16.by_warp
-    assert picked(1024, 2048, 2048, out_dtype=np.float32, bias=Shape(2048)) is bf16.by_tensor_cores
-    monkeypatch.setattr(bf16, "missing", lambda needs: "" if needs == bf16.MMA else "no wgmma")
-    assert picked(1024, 2048, 2048) is bf16.pipelined
-    assert picked(1024, 2048, 2048, swiglu=True) is bf16.by_tensor_cores
-    assert picked(1024, 2048, 2048, out_dtype=np.float32) is bf16.by_tensor_cores
-    monkeypatch.setattr(bf16, "missing", lambda needs: "an old GPU")
-    assert picked(1, 2048, 2048) is picked(1024, 2048, 2048) is bf16.by_warp
+    with gpus.plan_for(GPUS["h200"]):
+        assert picked(1, 2048, 2048) is picked(8, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
+        assert picked(9, 16384, 2048) is picked(64, 128256, 2048) is picked(128, 2048, 8192) is bf16.swap_ab
+        assert picked(17, 16384, 2048, swiglu=True) is picked(256, 128256, 2048, out_dtype=np.float32) is bf16.swap_ab
+        assert picked(256, 2048, 8192) is picked(33, 2048, 2048) is picked(256, 3072, 2048) is bf16.swap_ab
+        assert picked(17, 16384, 2048, bias=Shape(16384)) is picked(257, 16384, 2048) is bf16.specialised
+        assert picked(257, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
+        assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu
+        assert picked(1024, 2048, 2044) is bf16.by_warp and picked(1024, 2044, 2048) is bf16.by_tensor_cores
+        assert picked(1024, 2048, 2048, dtype=np.float32) is bf16.by_wide_warp
+        assert picked(1024, 2048, 2048, dtype=np.float32, swiglu=True) is bf16.by_warp
+        assert picked(1024, 2048, 2048, out_dtype=np.float32, bias=Shape(2048)) is bf16.by_tensor_cores
+    for gpu in ("a100", "rtx3060", "l4", "b200", "rtx5090"):  # without wgmma
+        with gpus.plan_for(GPUS[gpu]):
+            assert picked(1024, 2048, 2048) is bf16.pipelined
+            assert picked(1024, 2048, 2048, swiglu=True) is bf16.by_tensor_cores
+            assert picked(1024, 2048, 2048, out_dtype=np.float32) is bf16.by_tensor_cores
+    with gpus.plan_for(GPUS["t4"]):  # without tensor cores for bfloat16
+        assert picked(1, 2048, 2048) is picked(1024, 2048, 2048) is bf16.by_wide_warp
+        assert picked(1, 2048, 2048, swiglu=True) is bf16.by_warp
 
 
 # --- Tiles of wgmma ---------------------------------------------------------------------------------------------------
