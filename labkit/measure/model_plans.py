@@ -18,6 +18,7 @@ from labkit.device import gpus
 from labkit.measure.gpu_matrix import TARGETS, Plan
 from labkit.models import gpt2, llama, minilm, qwen3
 from labkit.models.configs import BertConfig, GPT2Config, LlamaConfig, Qwen3Config, shapes
+from labkit.models.dtypes import OF_LLAMA
 
 GPT2_SMALL = GPT2Config(n_layer=1)
 ALL_MINILM = BertConfig(num_hidden_layers=1)
@@ -68,21 +69,21 @@ def _llama(config, model_of: type, dtype: str) -> Iterator[tuple[str, Callable]]
               max_num_seqs=64, max_num_batched_tokens=1024)
     greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     drawn = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, presence_penalty=0.5, logit_bias={3: 1.0}, logprobs=2,
-                           max_tokens=3, ignore_eos=True, seed=1)
+                           max_tokens=3, min_tokens=2, ignore_eos=True, seed=1, n=2)
     for count, length, how in ((1, 5, greedy), (1, 700, greedy), (4, 100, drawn), (40, 20, drawn)):
         prompts = [{"prompt_token_ids": [3 + row] * length} for row in range(count)]
         yield f"{count} prompts of {length}", functools.partial(llm.generate, prompts, how)
 
 
 def _models() -> dict[str, list[Callable]]:
-    """{a row of the table: functions, each of which yields what is to be planned of a model}."""
+    """{a row of the table: functions, each of which yields what is to be planned of a model, and its size in words}."""
     rows = {}
     for dtype in (np.float32, np.float16):
         name = np.dtype(dtype).name
         rows[f"GPT-2 in {name}"] = [functools.partial(_gpt2, config, dtype)
                                     for config in (GPT2_SMALL, replace(_shipped("tiny-gpt2", GPT2Config), n_layer=1))]
         rows[f"MiniLM in {name}"] = [functools.partial(_minilm, ALL_MINILM, dtype)]
-    for name in llama.DTYPES:
+    for name in OF_LLAMA:
         tiny = replace(_shipped("tiny-llama", LlamaConfig), num_hidden_layers=1)
         rows[f"Llama in {name}"] = [functools.partial(_llama, config, llama.Llama, name) for config in (LLAMA_1B, tiny)]
         rows[f"Qwen3 in {name}"] = [functools.partial(_llama, QWEN3, qwen3.Qwen3, name)]
