@@ -29,7 +29,7 @@ import numpy as np
 from labkit._common.cores import cores
 from labkit._common.files import read_text, write_text
 from labkit._common.paths import REPOSITORY
-from labkit.device import compiling, gpus, kernel_key, launches
+from labkit.device import compiling, gpus, kernel_key, launches, needs
 
 RECORD = REPOSITORY / "data" / "fits.json"
 TARGETS = {".".join(map(str, capability)): gpus.GPUS[gpus.OF_CAPABILITY[capability]] for capability in gpus.SUPPORTED}
@@ -189,26 +189,38 @@ def plans_of(op) -> dict[str, dict[str, Plan]]:
 # --- Compiling and assembling -----------------------------------------------------------------------------------------
 
 
-def texts(form: Form) -> dict[str, str]:
-    """The PTX for each target. Where labkit.ptx writes the same for two targets up to 9.0, so does the compiler, but
-    for the line that names the target: one text then serves for both. tests/measure/test_gpu_matrix.py compares."""
+def texts(form: Form, targets: Iterable[str]) -> dict[str, str]:
+    """The PTX for these targets. Where labkit.ptx writes the same for two up to 9.0, so does the compiler, but for the
+    line that names the target: one text then serves for both. tests/measure/test_gpu_matrix.py compares."""
     changes = sorted({(0, 0), *compiling.changes(form.kernel)})
-    alike = {}  # compute capability to compile for -> the targets that get this text
-    for target, gpu in TARGETS.items():
-        since = max(change for change in changes if change <= gpu.capability)
-        alike.setdefault(gpu.capability if gpu.capability >= (10, 0) else since, []).append(target)
+    alike: dict[tuple, list[str]] = {}  # targets that share a text
+    for target in targets:
+        capability = TARGETS[target].capability
+        since = max(change for change in changes if change <= capability)
+        alike.setdefault(capability if capability >= (10, 0) else since, []).append(target)
     written = compiling.ptx_for(form.kernel, form.signature, [TARGETS[group[0]].arch for group in alike.values()])
-    return {target: re.sub(r"(?m)^\.target .*$", f".target sm_{''.join(map(str, TARGETS[target].arch))}",
-                           written[TARGETS[group[0]].arch])
-            for group in alike.values() for target in group}
+    return {target: _named(written[TARGETS[group[0]].arch], target) for group in alike.values() for target in group}
 
 
-def assembled(form: Form) -> dict:
-    """{"kernel": its name, "7.5": [registers, bytes spilled, bytes of shared memory], or why ptxas refuses it, ...}."""
+def _named(text: str, target: str) -> str:
+    """PTX with this target's name in it."""
+    return re.sub(r"(?m)^\.target .*$", f".target sm_{''.join(map(str, TARGETS[target].arch))}", text)
+
+
+def forbidden(form: Form) -> list[str]:
+    """The targets that lack an instruction of the form's kernel, by labkit.device.needs."""
+    return [target for target, gpu in TARGETS.items() if needs.lacks(gpu.capability, needs.of(form.kernel))]
+
+
+def assembled(form: Form, targets: Iterable[str]) -> dict:
+    """{"kernel": its name, "7.5": [registers, bytes spilled, bytes of shared memory], or why ptxas refuses it, ...} for
+    these targets, in their order; and for those that lack an instruction, which ptxas has to refuse, too."""
+    ptx = texts(form, [target for target in TARGETS if target in targets])
+    ptx |= {target: _named(next(iter(ptx.values())), target) for target in forbidden(form) if target not in ptx}
     found = {"kernel": form.kernel.__name__}
-    for target, text in texts(form).items():
+    for target in filter(ptx.get, TARGETS):
         try:
-            taken = compiling.resources(text)
+            taken = compiling.resources(ptx[target])
         except compiling.Refused as error:
             found[target] = error.problems[0][1] if error.problems else str(error)
         else:
@@ -218,26 +230,27 @@ def assembled(form: Form) -> dict:
     return found
 
 
-_forms: list[Form] = []  # of the processes that compile, which are forks: a kernel need not be pickled
+_jobs: list[tuple[Form, frozenset[str]]] = []  # of the processes that compile, which are forks and pickle no kernel
 
 
 def _assemble(index: int) -> tuple[str, dict]:
-    return _forms[index].key, assembled(_forms[index])
+    form, targets = _jobs[index]
+    return form.key, assembled(form, targets)
 
 
-def assemble_all(forms: Iterable[Form], progress: Callable[[int, int], None] | None = None) -> dict[str, dict]:
-    """{key: what `assembled` says}, in as many processes as there are cores."""
-    global _forms
-    _forms, found = list(forms), {}
-    if len(_forms) < 3 or cores() < 2:
-        results = contextlib.nullcontext(map(_assemble, range(len(_forms))))
+def assemble_all(wanted: dict[Form, set[str]], progress: Callable[[int, int], None] | None = None) -> dict[str, dict]:
+    """{key: what `assembled` says} of forms and their targets, in as many processes as there are cores."""
+    global _jobs
+    _jobs, found = list(wanted.items()), {}
+    if len(_jobs) < 3 or cores() < 2:
+        results = contextlib.nullcontext(map(_assemble, range(len(_jobs))))
     else:
-        results = _in_processes(_assemble, len(_forms))
+        results = _in_processes(_assemble, len(_jobs))
     with results as finished:
         for key, one in finished:
             found[key] = one
             if progress:
-                progress(len(found), len(_forms))
+                progress(len(found), len(_jobs))
     return found
 
 
@@ -288,12 +301,17 @@ def survey(record: Survey | None = None, operations: Iterable[str] | None = None
         if progress:
             progress(f"Planning {name}", done, len(operations) + len(models))
         plans[name] = plans_of(ops.op(name)) if name in operations else {"": model_plans.plans_of(name)}
-    forms = {use.form for rows in plans.values() for targets in rows.values() for plan in targets.values()
-             for use in plan.uses}
+    wanted: dict[Form, set[str]] = {}
+    for rows in plans.values():
+        for each in rows.values():
+            for target, plan in each.items():
+                for use in plan.uses:
+                    wanted.setdefault(use.form, set()).add(target)
     known = record.kernels if record and record.toolchain == toolchain() else {}
-    missing = sorted((form for form in forms if form.key not in known), key=lambda form: form.key)
+    missing = {form: targets for form, targets in sorted(wanted.items(), key=lambda item: item[0].key)
+               if not targets <= known.get(form.key, {}).keys()}
     compiled = assemble_all(missing, progress and (lambda done, of: progress("Compiling", done, of)))
-    kernels = {form.key: known.get(form.key) or compiled[form.key] for form in forms}
+    kernels = {form.key: compiled.get(form.key) or known[form.key] for form in wanted}
 
     def outcomes(each):
         return {target: outcome(each, kernels, target) for target in TARGETS}
