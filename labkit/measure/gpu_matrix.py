@@ -64,14 +64,15 @@ class Outcome:
 
 @dataclass
 class Survey:
-    """All outcomes. toolchain: the versions that compiled. kernels: for each key {"kernel": its name, "7.5": what
-    `assembled` says, ...}. rungs: {operation: {rung: {target: Outcome}}}. models: {model: {target: Outcome}}."""
+    """All outcomes. toolchain: the versions that compiled. kernels: what `assembled` says, by key. rungs: {operation:
+    {rung: {target: Outcome}}}. models: {model: {target: Outcome}}. forms: those of the kernels; not in the record."""
 
     toolchain: dict = field(default_factory=dict)
     date: str = ""
     kernels: dict = field(default_factory=dict)
     rungs: dict = field(default_factory=dict)
     models: dict = field(default_factory=dict)
+    forms: list[Form] = field(default_factory=list)
 
     def of(self, operation: str, rung: str, target: str) -> Outcome:
         return self.rungs[operation][rung][target]
@@ -318,4 +319,4 @@ def survey(record: Survey | None = None, operations: Iterable[str] | None = None
 
     return Survey(toolchain(), datetime.date.today().isoformat(), kernels,
                   {name: {rung: outcomes(each) for rung, each in plans[name].items()} for name in operations},
-                  {name: outcomes(plans[name][""]) for name in models})
+                  {name: outcomes(plans[name][""]) for name in models}, list(wanted))
