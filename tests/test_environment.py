@@ -9,6 +9,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from labkit._common.paths import REPOSITORY
+from labkit.device import doctor
+from labkit.device.facts import Facts, Gpu
+from labkit.device.gpus import GPUS, SUPPORTED
 
 ROOT = REPOSITORY
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -64,6 +67,36 @@ def test_every_extra_that_readme_names_exists():
     readme = (ROOT / "README.md").read_text()
     named = set(re.findall(r"\.\[(\w+)\]", readme))
     assert named <= PYPROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_readme_names_the_gpus_that_are_supported():
+    readme = (ROOT / "README.md").read_text().replace("\n", " ")
+    sentence = re.search(r"labkit supports GPUs of compute capability (.*?)\. It", readme).group(1)
+    expected = {}
+    for gpu in GPUS.values():
+        short = re.sub(r"^(NVIDIA |Tesla |GeForce )+|[ -](SXM\S*|\d+GB.*)$", "", gpu.name)
+        expected.setdefault("{}.{}".format(*gpu.capability), []).append(short)
+    listed = {capability: names.split(", ") for capability, names in re.findall(r"`(\d+\.\d)` \((.*?)\)", sentence)}
+    assert listed == expected
+    assert [tuple(map(int, capability.split("."))) for capability in listed] == list(SUPPORTED)
+
+
+def test_the_page_on_places_names_extras_and_files_that_exist():
+    page = (ROOT / "data" / "places.md").read_text()
+    assert set(re.findall(r"\bcu\d+\b", page)) <= PYPROJECT["project"]["optional-dependencies"].keys()
+    assert (ROOT / ".devcontainer" / "devcontainer.json").is_file() and "`.devcontainer/devcontainer.json`" in page
+    assert "\n### What has not been tried\n" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"older than {Requirement(PYPROJECT['project']['dependencies'][0]).specifier}".replace(">=", "") in page
+
+
+def test_readmes_words_about_drivers_are_the_doctors():
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(r"driver\s+for\s+CUDA\s+(\d+)\s+or\s+newer", readme).group(1) == str(doctor.OLDEST_DRIVER[0])
+    oldest = Gpu("the oldest GPU that is supported", min(SUPPORTED), 0, None, 0, 0)
+    extras = dict(re.findall(r"\.\[(cu\d+)\]' +# driver for CUDA (\d+)", readme))
+    assert len(extras) == 2
+    for extra, major in extras.items():
+        assert doctor.fitting_extra(Facts(driver_cuda=(int(major), 0), gpus=[oldest])) == extra
 
 
 # What CONTRIBUTING's recipes make: no file of it is there.

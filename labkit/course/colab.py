@@ -20,16 +20,24 @@ def notebook_url(repository: str, path: str) -> str:
 def setup_source(repository: str) -> str:
     """The first cell of a notebook. It is plain Python: what reads notebooks here parses their cells."""
     return (
-        "# Google Colab only: fetches the course and installs it. Anywhere else this cell does nothing.\n"
+        "# Google Colab and Kaggle only: fetches the course and installs it. Anywhere else this cell does nothing.\n"
+        "import os\n"
         "import sys\n"
         "\n"
-        'if "google.colab" in sys.modules:\n'
+        'if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:\n'
         "    import subprocess\n"
         "\n"
-        '    course = "/content/course"\n'
-        f'    subprocess.run(["git", "clone", "-q", "--depth", "1", "{repository}", course], check=True)\n'
-        '    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-e", f"{course}[cu12]"], check=True)\n'
-        "    sys.path.insert(0, course)  # an editable install is seen by the next Python process only"
+        '    course = "/content/course" if os.path.isdir("/content") else "/tmp/course"\n'
+        "    if not os.path.isdir(course):\n"
+        '        print("Fetching the course ...")\n'
+        f'        clone = ["git", "clone", "-q", "--depth", "1", "{repository}", course]\n'
+        "        git = subprocess.run(clone, capture_output=True, text=True)\n"
+        "        if git.returncode:\n"
+        '            raise RuntimeError(f"The course could not be fetched. {git.stderr}")\n'
+        "    sys.path.insert(0, course)  # an editable install is seen by the next Python process only\n"
+        "    from labkit.course import hosted\n"
+        "\n"
+        "    hosted.install(course)"
     )
 
 

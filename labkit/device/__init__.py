@@ -5,6 +5,7 @@ LABKIT_DEVICE=auto|gpu|cpu chooses; auto takes a GPU that works, else the CPU de
 
 import functools
 import importlib.util
+import math
 import os
 from dataclasses import dataclass
 
@@ -38,12 +39,31 @@ def numba_cuda():
 
     if not hasattr(cuda, "rsqrt"):
         _add_rsqrt(cuda)
+        _align_shared_arrays()
     from labkit.device import kernel_cache, quick_launch, unsigned
 
     kernel_cache.install()
     quick_launch.install()
     unsigned.install()
     return cuda
+
+
+def _align_shared_arrays():
+    """Let shared arrays of 16 bytes and more begin at multiples of 16 bytes, as 128-bit accesses, cp.async and ldmatrix
+    need. numba-cuda gives an array of float32 four, and whether it begins at sixteen is chance."""
+    from numba.cuda import cudaimpl
+    from numba.cuda.cudadrv import nvvm
+
+    original = cudaimpl._generic_array
+
+    @functools.wraps(original)
+    def generic_array(context, builder, shape, dtype, symbol_name, addrspace, can_dynsized=False, alignment=None):
+        nbytes = math.prod(shape) * context.get_abi_sizeof(context.get_data_type(dtype))
+        if addrspace == nvvm.ADDRSPACE_SHARED and alignment is None and not 0 < nbytes < 16:  # 0: dynamic
+            alignment = 16
+        return original(context, builder, shape, dtype, symbol_name, addrspace, can_dynsized, alignment)
+
+    cudaimpl._generic_array = generic_array
 
 
 def _add_rsqrt(cuda):

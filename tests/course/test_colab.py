@@ -1,6 +1,7 @@
 """Colab: no address, no badge and no cell; and what a T4 can run is what the rungs declare."""
 
 import re
+import shutil
 
 import nbformat
 import pytest
@@ -49,6 +50,31 @@ def test_the_badge_opens_the_notebook_of_the_repository(known):
     assert ('href="https://colab.research.google.com/github/owner/name/blob/main/notebooks/01_second.ipynb"') in text
     other = (site.write(known, repository="https://github.com/a/b").parent / "01_second.html").read_text()
     assert "/github/a/b/blob/" in other and "owner" not in other
+
+
+def test_the_address_is_set_by_two_lines_of_pyproject(tmp_path):
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert "\n# [project.urls]\n# Repository = " in text
+    text = text.replace("\n# [project.urls]\n# Repository = ", "\n[project.urls]\nRepository = ")
+    shutil.copy(REPOSITORY / "course.toml", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(text)
+    course = courses.load(tmp_path)
+    assert course.repository == ADDRESS
+    for chapter in course.chapters:  # what each badge opens is a notebook of this repository
+        url = colab.notebook_url(course.repository, f"notebooks/{chapter.name}.ipynb")
+        start = f"https://colab.research.google.com/github/owner/name/blob/{colab.BRANCH}/"
+        assert url.startswith(start) and (REPOSITORY / url.removeprefix(start)).is_file()
+
+
+def test_once_the_address_is_set_the_cell_is_added_without_executing_anything(course_dir):
+    course = courses.load(course_dir)
+    chapter = course.chapters[0]
+    assert build.build_chapter(course, chapter)[0].problem is None
+    assert notebooks.read_notebook(chapter.built).cells[0].cell_type == "markdown"
+    (course_dir / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{ADDRESS}"\n')
+    course = courses.load(course_dir)
+    assert build.rebuild_prose(course, course.chapters[0])
+    assert notebooks.read_notebook(chapter.built).cells[0].source == colab.setup_source(ADDRESS)
 
 
 def test_exercises_begin_with_it_too(monkeypatch):
