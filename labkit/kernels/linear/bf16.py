@@ -110,7 +110,7 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
         return functools.partial(by_warp, **options)
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
-    small, long = rows < SMALL_ROWS, weight.shape[1] >= LONG_DEPTH
+    small, long = rows < gpus.for_sms(SMALL_ROWS), weight.shape[1] >= LONG_DEPTH
     if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED):
         return functools.partial(by_tensor_cores, **options)
     if tokens <= MOST_TOKENS and bias is None and has_wgmma():

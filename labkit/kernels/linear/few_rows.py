@@ -10,7 +10,6 @@ Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them we
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
 """
 
-import functools
 
 import numpy as np
 from numba import float32, uint32
@@ -310,15 +309,17 @@ def rows_of_block(rows: int, dtype) -> int:
     return next((count for count in few if rows <= count), few[-1])
 
 
-@functools.cache
+@gpus.cached_by_target
 def parts_of(rows: int, cols: int, depth: int, dtype) -> tuple[int, int]:
     """Return (splits, steps of K in each), as fused_linear.parts_of, for a block of 16 columns."""
     half = np.dtype(dtype) == np.float16
     rows_per_block = rows_of_block(rows, dtype)
     blocks = -(-rows // rows_per_block) * -(-cols // COLS)
     step = WARPS * STEP if half else CHUNK
-    # Seconds of an SM for one step of K: the bytes of 16 weights at 40 GB/s, and their products.
-    seconds = max(0.8e-9, rows_per_block / 64 * 0.8e-9) if half else 1.6e-9 * max(1.0, rows_per_block / 8)
+    # Seconds of an SM of an H200 for one step of K: the bytes of 16 weights at 40 GB/s, and their products.
+    seconds, products = (0.8e-9, rows_per_block / 64) if half else (1.6e-9, rows_per_block / 8)
+    seconds *= max(1 / gpus.of_an_h200("bandwidth_gbs", per_sm=True),
+                   products / gpus.of_an_h200("f16_tflops" if half else "fp32_tflops", per_sm=True))
 
     def slice_of(parts):
         return -(-depth // (parts * step)) * step

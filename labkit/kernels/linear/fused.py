@@ -229,6 +229,7 @@ def make_add_parts(count: int, gelu: bool | str, residual: bool):
     return add_parts_kernel
 
 
+# On an H200; other GPUs in proportion to their data sheets.
 STEP_SECONDS = 86e-9  # for a step along K of a tile of 128 x 128 on one SM, at 50 TFLOP/s for all
 OVERHEAD_STEPS = 40  # a block's overhead in steps of K: filling the pipeline, and the epilogue
 BANDWIDTH = 3.5e12  # bytes a second, partial sums written and read
@@ -237,17 +238,19 @@ SECOND_LAUNCH = 2e-6
 
 def seconds_between(parts: int, rows: int, cols: int) -> float:
     """Return the cost of splitting K into `parts`: their sums are written, then read by a second launch."""
-    return 0.0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
+    bandwidth = BANDWIDTH * gpus.of_an_h200("bandwidth_gbs")
+    return 0.0 if parts == 1 else 8 * parts * rows * cols / bandwidth + SECOND_LAUNCH
 
 
-@functools.cache
+@gpus.cached_by_target
 def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
     """Return (splits, steps of K in each) with which a product finishes first, by the model of the constants above."""
     tiles = -(-rows // BLOCK_TILE) * -(-cols // BLOCK_TILE)
+    step_seconds = STEP_SECONDS / gpus.of_an_h200("fp32_tflops", per_sm=True)
 
     def cost(parts):
         rounds = -(-tiles * parts // gpus.sm_count())
-        return rounds * (slice_of(parts) + OVERHEAD_STEPS) * STEP_SECONDS + seconds_between(parts, rows, cols)
+        return rounds * (slice_of(parts) + OVERHEAD_STEPS) * step_seconds + seconds_between(parts, rows, cols)
 
     def slice_of(parts):
         return -(-depth // (parts * BLOCK_K)) * BLOCK_K

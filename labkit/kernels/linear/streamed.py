@@ -13,7 +13,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
 from labkit.kernels.elements import BFLOAT16, ELEMENTS, FLOAT32, SWIGLU, Element, element_of
@@ -432,7 +432,7 @@ def tiles_for(tokens: int, rows: int) -> tuple[int, int]:
     tokens, two tiles of weights halve that traffic, as long as each SM has a block; with more than 16, also where half
     of them have none."""
     token_tiles = next((tiles for tiles in (1, 2, 4) if tokens <= 8 * tiles), 4)
-    many = rows >= (SOME_ROWS if token_tiles == 4 else MANY_ROWS)
+    many = rows >= gpus.for_sms(SOME_ROWS if token_tiles == 4 else MANY_ROWS)
     return token_tiles, 2 if token_tiles > 1 and many else 1
 
 

@@ -365,7 +365,7 @@ def choose_tile(rows: int, cols: int, depth: int, blocks: int, among: tuple = TI
 STEP_SECONDS = 2.2e-9  # of a step of 64 along K, for each column of a tile
 
 
-@functools.cache
+@gpus.cached_by_target
 def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
     """Return (splits, K of each) with which a product finishes first, by a model like fused.py's: more than one split
     only where all of them run at the same time."""
