@@ -7,12 +7,12 @@ layer and weights of zeros, and the one that the course ships.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from labkit import cuda
 from labkit._common.paths import REPOSITORY
 from labkit.device import gpus
 from labkit.measure.gpu_matrix import TARGETS, Plan
@@ -102,5 +102,5 @@ def plans_of(name: str) -> dict[str, Plan]:
             for yielded in MODELS[name]:
                 for size, work in yielded():
                     plan.add(size, work)
-        cuda.synchronize()
+            gc.collect()  # a model and its memory refer to each other
     return plans

@@ -12,8 +12,35 @@ from labkit.device import compiling, gpus
 from labkit.measure import gpu_matrix, model_plans, ops
 from labkit.measure.gpu_matrix import HOME, TARGETS, Form, Outcome, Plan, Survey, Use
 
-# Rungs and models of which a kernel spills where the H200's has nothing to spill: bytes by target, and why it stays so.
-SPILLS: dict[str, tuple[dict[str, int], str]] = {}
+# Rungs and models of which a kernel spills though none does on an H200: why, then the bytes stored and loaded.
+COPIES = "without cp.async a copy's values need registers, which the accumulators have taken"
+TIGHT = "its launch bounds are right for the H200, whose assembler just manages with so few registers; others do not"
+OTHER_TILE = "a tile that is not picked on an H200, whose products run on wgmma"
+SPILLS = {
+    "matmul_half_double_buffered": (COPIES, {"7.5": 16}),
+    "matmul_half_three_stage": (COPIES, {"7.5": 16}),
+    "linear_pipelined": (COPIES, {"7.5": 32}),
+    "linear_gelu_unfused": (COPIES, {"7.5": 32}),
+    "linear_gelu_fused": (COPIES, {"7.5": 32}),
+    "linear_gelu_tanh_unfused": (COPIES, {"7.5": 32}),
+    "linear_gelu_tanh_fused": (COPIES, {"7.5": 32}),
+    "linear_residual_unfused": (COPIES, {"7.5": 32}),
+    "linear_residual_fused": (COPIES, {"7.5": 32}),
+    "fused_linear_pipelined": (COPIES, {"7.5": 32}),
+    "fused_linear_gelu_pipelined": (COPIES, {"7.5": 32}),
+    "fused_linear_gelu_erf_pipelined": (COPIES, {"7.5": 332}),
+    "fused_linear_residual_pipelined": (COPIES, {"7.5": 32}),
+    "MiniLM in float32": (COPIES, {"7.5": 332}),
+    "mean_pool_normalized_half_fused": (TIGHT, {"12.0": 8}),
+    "sample_bisection": (TIGHT, {"12.0": 96}),
+    "attention_flash": (TIGHT, {"7.5": 92, "8.0": 60, "8.6": 60, "8.9": 60, "10.0": 8, "12.0": 8}),
+    "attention_causal_flash": (TIGHT, {"7.5": 92, "8.0": 60, "8.6": 60, "8.9": 60, "10.0": 8, "12.0": 8}),
+    "attention_cached_flash": (TIGHT, {"7.5": 92, "8.0": 60, "8.6": 60, "8.9": 60, "10.0": 8, "12.0": 8}),
+    "paged_prefill_flash": (TIGHT, {"7.5": 72, "10.0": 16, "12.0": 16}),
+    "block_fused": (TIGHT, {"7.5": 24, "10.0": 8, "12.0": 8}),
+    "block_half": (OTHER_TILE, {"7.5": 836, "8.0": 16, "8.6": 16, "8.9": 16, "10.0": 24, "12.0": 24}),
+    "GPT-2 in float32": (TIGHT, {"7.5": 24, "10.0": 8, "12.0": 8}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +64,8 @@ def check(found: Survey):
             assert outcome.runs or outcome.why.startswith("needs compute capability"), f"{name}, {target}: {outcome}"
             assert not outcome.except_at, f"{name}, {target}: {outcome}"
             if outcome.spills and not targets[HOME].spills:
-                assert SPILLS.get(name, ({}, ""))[0].get(target) == outcome.spills, f"{name}, {target}: {outcome}"
+                _, allowed = SPILLS.get(name, ("", {}))
+                assert outcome.spills <= allowed.get(target, 0), f"{name}, {target}: {outcome}"
 
 
 def check_record(found: Survey):
@@ -62,7 +90,7 @@ def test_a_sample_is_assembled_for_every_gpu(compiler):
     check(found)
     check_record(found)
     assert found.of("matmul_bf16", "matmul_bf16_pipelined", "7.5").why == "needs compute capability 8.0"
-    assert all(outcome.runs for outcome in found.rungs["broadcast_add"]["broadcast_add_naive"].values())
+    assert all(outcome.runs for outcome in found.rungs["broadcast_add"]["broadcast_add_strided"].values())
 
 
 @pytest.mark.sweep
@@ -82,15 +110,24 @@ def test_the_record_has_every_rung_and_model():
     assert [gpu.capability for gpu in TARGETS.values()] == list(gpus.SUPPORTED)
 
 
+def test_no_exception_is_left_that_nothing_needs():
+    """Of the list of spills, in the record."""
+    record = gpu_matrix.read()
+    rows = {rung: targets for rungs in record.rungs.values() for rung, targets in rungs.items()} | record.models
+    for name, (reason, allowed) in SPILLS.items():
+        assert reason and allowed == {target: one.spills for target, one in rows[name].items() if one.spills}, name
+        assert not rows[name][HOME].spills, name
+
+
 def test_two_targets_share_a_text_only_where_the_compiler_writes_the_same(compiler):
     (form,) = [use.form for use in gpu_matrix.plans_of(ops.op("softmax"))["softmax_naive"][HOME].uses]
 
-    def unnumbered(text):
-        return re.sub(r"B2v\d+B", "", text)  # Numba counts what it compiles, in the names of functions
+    def unnamed(text):
+        return re.sub(r"_Z\w+", "f", text)  # the names of functions count what was compiled
 
     for target, text in gpu_matrix.texts(form, TARGETS).items():
         own = compiling.ptx(form.kernel, form.signature, TARGETS[target].arch)
-        assert unnumbered(text) == unnumbered(own), target
+        assert unnamed(text) == unnamed(own), target
 
 
 def test_code_for_an_older_gpu_does_not_depend_on_what_was_compiled_before(compiler):
