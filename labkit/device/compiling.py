@@ -3,7 +3,7 @@
     text = ptx(kernel, types.void(types.float32[::1], types.uint32))
     resources(text)                      # {"registers": 32, "spill_bytes": 0, ...}, where ptxas is installed
 
-Needs numba-cuda and the CUDA toolkit's compiler (`pip install labkit[fits]`), no GPU and no driver.
+Needs numba-cuda and the CUDA toolkit's compiler (INSTALL), no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from labkit import device
 from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
+
+INSTALL = "pip install -e '.[fits]'"
 
 
 class NoCompiler(RuntimeError):
@@ -103,8 +105,7 @@ def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
                 (found[cc],) = libraries[front].get_asm_strs(cc=cc)
         except Exception as error:
             if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
-                raise NoCompiler(f"the CUDA toolkit's compiler is not installed (pip install labkit[fits]): "
-                                 f"{error!s:.80}") from None
+                raise NoCompiler(f"the CUDA toolkit's compiler is not installed ({INSTALL}): {error!s:.80}") from None
             raise
     return found
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
-import hashlib
 import importlib.metadata
 import json
 import multiprocessing
@@ -24,15 +22,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from labkit._common.cores import cores
 from labkit._common.files import read_text, write_text
 from labkit._common.paths import REPOSITORY
-from labkit.device import compiling, gpus, kernel_key, launches, needs
+from labkit.device import compiling, needs
+from labkit.measure.gpu_plans import TARGETS, Form, Plan, plans_of
 
 RECORD = REPOSITORY / "data" / "fits.json"
-TARGETS = {".".join(map(str, capability)): gpus.GPUS[gpus.OF_CAPABILITY[capability]] for capability in gpus.SUPPORTED}
 HOME = "9.0"  # a size that a rung refuses here is none of its sizes
 PACKAGES = ("numba", "numba-cuda", "nvidia-cuda-nvcc", "nvidia-nvvm")
 
@@ -116,77 +112,6 @@ def write(survey: Survey, path: Path = RECORD) -> None:
                      f' "kernels": {{\n{block(dict(sorted(survey.kernels.items())), "  ")}\n }}\n}}\n')
 
 
-# --- What launchers pick ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Form:
-    """A kernel for certain types of arguments. key: equal where the compiled code is."""
-
-    kernel: object = field(compare=False)
-    signature: object = field(compare=False)
-    key: str
-
-
-@dataclass(frozen=True)
-class Use:
-    """A form as it is launched. shared_bytes is the dynamic part."""
-
-    form: Form
-    threads: int
-    shared_bytes: int
-
-
-@dataclass
-class Plan:
-    """What a rung or a model launches on a GPU. missing: why the GPU cannot run it at all. refused: the launcher's
-    words, by size."""
-
-    missing: str = ""
-    uses: set[Use] = field(default_factory=set)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    def add(self, size: str, work: Callable) -> None:
-        """Plan work() at a size; a ValueError of it says that the size is refused."""
-        launched = []
-        try:
-            launches.planned(work, launched)
-        except ValueError as error:
-            self.refused[size] = str(error)
-        else:
-            self.uses |= {Use(form_of(one.kernel, one.signature), one.threads, one.shared_bytes) for one in launched}
-
-
-def form_of(kernel, signature) -> Form:
-    return Form(kernel, signature, _key(kernel, tuple(map(kernel_key.type_text, signature.args))))
-
-
-@functools.cache
-def _key(kernel, arguments: tuple[str, ...]) -> str:
-    parts = (kernel_key.own_files(), kernel_key.Fingerprint().of(kernel), *arguments)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-
-
-def plans_of(op) -> dict[str, dict[str, Plan]]:
-    """{rung: {target: Plan}} of an operation, at its awkward and its timed sizes."""
-    from labkit import cuda
-    from labkit.kernels.agree import to_device
-
-    plans = {rung.__name__: {target: Plan() for target in TARGETS} for rung in op.rungs}
-    for size in (*op.awkward, op.work.timed_gpu, *op.work.also_gpu):
-        arguments = (*to_device(op.inputs(np.random.default_rng(0), **size)),
-                     cuda.device_array(op.shape(**size), op.dtype))
-        words = " ".join(f"{axis}={length}" for axis, length in size.items())
-        for target, gpu in TARGETS.items():
-            with gpus.plan_for(gpu):
-                for rung in op.rungs:
-                    plan = plans[rung.__name__][target]
-                    plan.missing = rung.missing
-                    if not plan.missing:
-                        plan.add(words, lambda rung=rung, arguments=arguments: rung(*arguments))
-    return plans
-
-
 # --- Compiling and assembling -----------------------------------------------------------------------------------------
 
 
@@ -226,7 +151,7 @@ def assembled(form: Form, targets: Iterable[str]) -> dict:
             found[target] = error.problems[0][1] if error.problems else str(error)
         else:
             if taken is None:
-                raise compiling.NoCompiler("ptxas is not installed (pip install labkit[fits])")
+                raise compiling.NoCompiler(f"ptxas is not installed ({compiling.INSTALL})")
             found[target] = [taken["registers"], taken["spill_bytes"], taken["shared_bytes"]]
     return found
 
@@ -292,7 +217,7 @@ def outcome(plans: dict[str, Plan], kernels: dict, target: str) -> Outcome:
 def survey(record: Survey | None = None, operations: Iterable[str] | None = None, models: Iterable[str] | None = None,
            *, progress: Callable[[str, int, int], None] | None = None) -> Survey:
     """Plan these operations and models (all of them if left out), compile what the record has not, and say what each
-    GPU makes of each rung. progress(what, done, of). Raises compiling.NoCompiler without `pip install labkit[fits]`."""
+    GPU makes of each rung. progress(what, done, of). Raises compiling.NoCompiler where no compiler is installed."""
     from labkit.measure import model_plans, ops
 
     operations = list(ops.HOMES if operations is None else operations)

@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit._common.paths import REPOSITORY
 from labkit.device import gpus
-from labkit.measure.gpu_matrix import TARGETS, Plan
+from labkit.measure.gpu_plans import TARGETS, Plan
 from labkit.models import gpt2, llama, minilm, qwen3
 from labkit.models.configs import BertConfig, GPT2Config, LlamaConfig, Qwen3Config, shapes
 from labkit.models.dtypes import OF_LLAMA

@@ -9,8 +9,9 @@ from numba import types
 
 from labkit import cuda
 from labkit.device import compiling, gpus
-from labkit.measure import gpu_matrix, model_plans, ops
-from labkit.measure.gpu_matrix import HOME, TARGETS, Form, Outcome, Plan, Survey, Use
+from labkit.measure import gpu_matrix, gpu_plans, model_plans, ops
+from labkit.measure.gpu_matrix import HOME, Outcome, Survey
+from labkit.measure.gpu_plans import TARGETS, Form, Plan, Use
 
 # Rungs and models of which a kernel spills though none does on an H200: why, then the bytes stored and loaded.
 COPIES = "without cp.async a copy's values need registers, which the accumulators have taken"
@@ -120,7 +121,7 @@ def test_no_exception_is_left_that_nothing_needs():
 
 
 def test_two_targets_share_a_text_only_where_the_compiler_writes_the_same(compiler):
-    (form,) = [use.form for use in gpu_matrix.plans_of(ops.op("softmax"))["softmax_naive"][HOME].uses]
+    (form,) = [use.form for use in gpu_plans.plans_of(ops.op("softmax"))["softmax_naive"][HOME].uses]
 
     def unnamed(text):
         return re.sub(r"_Z\w+", "f", text)  # the names of functions count what was compiled
