@@ -22,7 +22,6 @@ from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
 
 INSTALL = "pip install -e '.[fits]'"
-FORMS = ((7, 5), (8, 0), (9, 0))  # compute capabilities from which labkit.device.ptx_gpu writes other code
 
 
 class NoCompiler(RuntimeError):
@@ -77,16 +76,26 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     return ptx_for(kernel, signature, [cc], **options)[cc]
 
 
+def changes(kernel) -> set[tuple]:
+    """The compute capabilities at which the code of the kernel's instructions changes."""
+    from labkit.device import needs, ptx_gpu
+
+    used = needs.instructions(kernel) if hasattr(kernel, "py_func") else INTRINSICS  # any, in a Python function
+    return {at for name in used if (at := getattr(getattr(ptx_gpu, name), "changed_at", None))}
+
+
 def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
-    """As `ptx`, for several compute capabilities: Numba's part of the work is done once for those that share FORMS."""
+    """As `ptx`, for several compute capabilities: Numba's part of the work is done once for those for which
+    labkit.device.ptx_gpu writes the same code."""
     _numba_cuda()
     from numba.cuda import compiler
 
     own = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
     options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
     libraries, found = {}, {}
+    starts = {(0, 0), *changes(kernel)}
     for cc in ccs:
-        front = max(known for known in FORMS if known <= cc[:2])
+        front = max(start for start in starts if start <= cc[:2])
         try:
             with as_if_on(cc):
                 if front not in libraries:

@@ -83,7 +83,7 @@ def test_the_help_imports_nothing_heavy():
 OPTIONS = {
     "run": "--device --open",
     "site": "--repository",
-    "build": "--check --readme --exercises --search --prose --device",
+    "build": "--check --readme --exercises --search --prose --gpus --device",
     "learn": "--list --clean --browser",
     "search": "--count --words --json --device",
     "check": "--all --json --play --device",
