@@ -26,7 +26,7 @@ from labkit.models.configs import LLAMA_3_2_1B
 from labkit.models.llama import Kernels, SingleSequence
 from labkit.models.load import load
 
-loaded = load("tiny-llama")
+loaded = load("tiny-llama", dtype="bfloat16")
 model, tokenizer, tiny = loaded.model, loaded.tokenizer, loaded.model.config
 table([(name, getattr(tiny, name), getattr(LLAMA_3_2_1B, name))
        for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",

@@ -94,15 +94,15 @@ OPTIONS = {
     "solution": "--give-up",
     "grade": "--out --chapter --roster --similar --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
-    "bench": "--device --out --quick --share --check --url --model --api-key --rate --concurrency --requests "
+    "bench": "--device --out --quick --share --check --url --model --dtype --api-key --rate --concurrency --requests "
              "--prompts --outputs --seed --slo --timeout",
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
-                "--device",
-    "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --engine-process "
-             "--max-waiting --max-connections --deadline --allow-origin --window-control --device",
+                "--dtype --device",
+    "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --dtype "
+             "--engine-process --max-waiting --max-connections --deadline --allow-origin --window-control --device",
     "compare": "--dtype --transformers --dump --device",
-    "embed": "--out --model --batch-size --device",
-    "sts": "--model --device",
+    "embed": "--out --model --batch-size --dtype --device",
+    "sts": "--model --dtype --device",
     "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",
 }
