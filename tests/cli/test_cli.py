@@ -94,6 +94,7 @@ OPTIONS = {
     "solution": "--give-up",
     "grade": "--out --chapter --roster --similar --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
+    "fits": "--gpu --types --block --size --verbose",
     "bench": "--device --out --quick --url --model --api-key --rate --concurrency --requests --prompts --outputs "
              "--seed --slo --timeout",
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
