@@ -263,8 +263,8 @@ show_source(matmul_half_turing_kernel, "for start in u32.range(", "right1)")
 agree(MATMUL_HALF, ["matmul_half_turing"], sizes=MATMUL_HALF.awkward[-3:])
 
 # %% [markdown]
-# The other rungs of this lesson run on a T4, too. Their source is the same; only the instructions that labkit writes for
-# it differ. There, `ptx.mma_m16n8k16_f32_f16` becomes two m16n8k8, and `ptx.cp_async_16` a load and a store. The
+# The other rungs of this lesson run on a T4, too. Their source is the same; only the instructions that labkit writes
+# for it differ. There, `ptx.mma_m16n8k16_f32_f16` becomes two m16n8k8, and `ptx.cp_async_16` a load and a store. The
 # results are right, but the copy no longer runs ahead: each thread waits for its load before it can store the value.
 # Nothing takes the place of tensor cores for bfloat16 and TF32, so checks and ladders leave such a rung out and say
 # why.

@@ -72,11 +72,11 @@ check("resident_blocks", resident_blocks)
 # ## 3 · Room for two
 #
 # This kernel reverses a vector piece by piece. A block copies its piece of 5,000 elements into shared memory, waits until
-# all of it is there, and stores it backwards. It works. But a student with a T4 reports that it is slow there, and the
-# reason is in the table of the lesson: of a T4, an SM has 64 KB of shared memory, and while a block waits at the barrier
-# nobody else is there to use the SM.
+# all of it is there, and stores it backwards. It works, but on a T4 it is slow. An SM of a T4
+# has 64 KB of shared memory, so only one of these blocks fits, and while it waits at the barrier the SM has nothing else
+# to do.
 #
-# Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100 at a time. Then read the answer:
+# Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100 at a time. Then look at the table:
 #
 #     from labkit import fits
 #     fits(room_for_two, gpu="t4,rtx3060,h100", types="float32[::1], float32[::1]", block=256)

@@ -36,7 +36,7 @@ def kernel(path: Path, name: str):
     if name in namespace:
         value = namespace[name]
         kind = ("a function without @cuda.jit" if isinstance(value, types.FunctionType) else "a device function"
-                if hasattr(value, "py_func") else f"a {type(value).__name__}")
+                if hasattr(value, "py_func") else f"of type {type(value).__name__}")
         raise UserError(f"{name} in {path} is {kind} and no kernel; {listed}")
     raise UserError(f"{path} has no kernel {name!r}; {listed}" if len(found) < 6 else
                     f"{path} has no kernel {name!r}; {did_you_mean(names_like(name, found))}")

@@ -1,5 +1,6 @@
-"""Beside each other the wheels of CUDA 12 and of CUDA 13 are installed where somebody has both extras, cu12 and fits.
-numba-cuda would find CUDA 13's, whose code a driver of CUDA 12 does not take. A library that is loaded is found first.
+"""The compiler of CUDA 12, where the one of CUDA 13 is installed as well: by the extras cu12 and fits, or test.
+
+numba-cuda would find CUDA 13's, whose code a driver of CUDA 12 rejects. It takes a library that is already loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a learner's own kernel is launched, for labkit.measure.fits: the types of its arguments and its block.
 
-They come from what the caller says, from the kernel's signature, or from its last launch. What is then still unknown is
-assumed, and said: parameters that the kernel indexes are C-contiguous arrays of float32, the others numbers, of int32
+They come from what the caller says, from the kernel's signature, or from its last launch. What is still unknown then is
+assumed, and the table says so: parameters that the kernel indexes are C-contiguous arrays of float32, the others numbers, of int32
 where they count or index.
 """
 
@@ -37,11 +37,11 @@ def form_of(kernel, types, block, sizes: dict) -> Form:
         raise UserError(f"kernel is a {type(kernel).__name__}; it must be what @cuda.jit makes of a function")
     last = _last_launch(kernel)
     signature, assumed = _signature(kernel, types)
-    threads, shared, said = _block(kernel, block, last)
+    threads, shared, of_block = _block(kernel, block, last)
     nbytes = _nbytes(kernel, signature, sizes)
     if nbytes is None and not assumed and types is None and last is not None:
         nbytes = last.nbytes
-    return Form(kernel, signature, threads, shared, nbytes, (*assumed, *said))
+    return Form(kernel, signature, threads, shared, nbytes, (*assumed, *of_block))
 
 
 def _is_kernel(kernel) -> bool:

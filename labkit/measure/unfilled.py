@@ -1,9 +1,9 @@
 """Inputs of any size that take neither time nor memory: arrays of zeros that nothing writes.
 
-    arguments, out = unfilled.arguments(MATMUL, {"M": 4096, "N": 4096, "K": 4096})     # for launches.planned alone
+    a, b, out = unfilled.arguments(MATMUL, {"M": 4096, "N": 4096, "K": 4096})    # for launches.planned only
 
-What decides which kernels are launched is as it would be: shapes, types and the small arrays. Zeros are memory that
-the system gives when it is written; arithmetic on a large array gives zeros of the same shape and type again.
+Launchers choose kernels by shapes, types and small arrays, and these are what they would be. A large array is memory
+that the system does not provide until it is written, and arithmetic on it returns another one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit import cuda, device
 
-SMALL = 1 << 16  # elements: arrays up to here are what they would be
+SMALL = 1 << 16  # elements: smaller arrays hold what they would
 
 
 class Unfilled(np.ndarray):

@@ -1,4 +1,4 @@
-"""Whether two blocks fit is not guessed: without the compiler the check says what to install, and passes nobody."""
+"""Without the compiler the check says what to install, and the answer does not pass."""
 
 from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
