@@ -1,8 +1,8 @@
 """How a learner's own kernel is launched, for labkit.measure.fits: the types of its arguments and its block.
 
 They come from what the caller says, from the kernel's signature, or from its last launch. What is still unknown then is
-assumed, and the table says so: parameters that the kernel indexes are C-contiguous arrays of float32, the others numbers, of int32
-where they count or index.
+assumed, and the table says so: parameters that the kernel indexes are C-contiguous arrays of float32, the others
+numbers, of int32 where they count or index.
 """
 
 from __future__ import annotations

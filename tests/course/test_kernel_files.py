@@ -54,7 +54,8 @@ def test_kernels_of_a_file(file):
 @pytest.mark.parametrize(("name", "words"), [
     ("second", "has no kernel 'second'; its kernels are scale, first"),
     ("plain", "is a function without @cuda.jit and no kernel"), ("inner", "is a device function and no kernel"),
-    ("FACTOR", "is of type int and no kernel"), ("missing", "cannot be made: line 5: name 'unknown_name' is not defined"),
+    ("FACTOR", "is of type int and no kernel"),
+    ("missing", "cannot be made: line 5: name 'unknown_name' is not defined"),
     ("", "needs the name of a kernel, such as .*mine.py:scale"),
 ])
 def test_what_is_no_kernel(file, name, words):

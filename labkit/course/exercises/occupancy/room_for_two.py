@@ -5,7 +5,7 @@ all of it is there, and stores it backwards. It works, but on a T4 it is slow. A
 has 64 KB of shared memory, so only one of these blocks fits, and while it waits at the barrier the SM has nothing else
 to do.
 
-Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100 at a time. Then look at the table:
+Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100. Then look at the table:
 
     from labkit import fits
     fits(room_for_two, gpu="t4,rtx3060,h100", types="float32[::1], float32[::1]", block=256)
