@@ -36,6 +36,7 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Maximum tokens in a prompt and its answer together.", min=2)
     ] = None,
+    dtype: Dtype = "auto",
     engine_process: Annotated[
         bool | None,
         typer.Option("--engine-process/--no-engine-process", show_default=False,
@@ -57,7 +58,6 @@ def serve(
         typer.Option("--allow-origin", metavar="ORIGIN",
                      help="A site whose pages may call the server from a browser. Can be repeated."),
     ] = None,
-    dtype: Dtype = "auto",
     window_control: Annotated[
         bool, typer.Option("--window-control", help="Let the page at / pause and step the engine, which makes all "
                                                     "requests wait, even if other machines can reach it.")

@@ -31,6 +31,9 @@ def numba_cuda():
     """
     import numpy as np
 
+    from labkit.device import cuda_12
+
+    cuda_12.prefer_on_old_driver()
     if not hasattr(np, "row_stack"):  # removed in NumPy 2.5; numba-cuda 0.30.4 names it at the first launch
         np.row_stack = np.vstack
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the course launches small grids on purpose

@@ -231,6 +231,9 @@ def _look_at_toolkit(facts: Facts) -> None:
         return
     from cuda import pathfinder
 
+    from labkit.device import cuda_12
+
+    cuda_12.prefer_on_old_driver()
     for name in ("nvvm", "nvrtc", "nvJitLink"):
         facts.libraries[name] = None
         with contextlib.suppress(Exception):

@@ -151,8 +151,9 @@ def _inline_asm(builder, text, results, operands, constraints, memory=True):
     return [value] if len(results) == 1 else [builder.extract_value(value, k) for k in range(len(results))]
 
 
-def _named(name):
-    """An intrinsic called `name`, with the documentation and the CPU device's counterpart from labkit.simt.ptx."""
+def _named(name, before=None):
+    """An intrinsic called `name`, with the documentation and the CPU device's counterpart from labkit.simt.ptx. before:
+    as of _form."""
 
     def register(typing):
         typing.__name__ = typing.__qualname__ = name
@@ -161,6 +162,7 @@ def _named(name):
         typing.__signature__ = inspect.Signature([inspect.Parameter(n, POSITIONAL) for n in names])
         result = intrinsic(typing)
         result.cpu_device = cpu_ptx.INTRINSICS[name]
+        result.changed_at = before and before[0]
         return result
 
     return register
@@ -177,13 +179,12 @@ def _line(name, text, results=(), operands=(), before=None):
     a WORD. Without a result and without memory it orders others, and stays in its place, too. before: as of _form."""
     in_place = not results or any(isinstance(operand, Memory) for operand in operands)
 
-    @_named(name)
+    @_named(name, before)
     def typing(typingctx, *args):
         _check_arity(name, args)
         arg_types = _argument_types(name, operands, args)
         word = _word(arg_types[0]) if "{type}" in text else None
         result_types = [word if result == WORD else result for result in results]
-        line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")
         returned = types.void if not results else result_types[0] if len(results) == 1 else types.UniTuple(
             result_types[0], len(results))
 
@@ -192,6 +193,8 @@ def _line(name, text, results=(), operands=(), before=None):
             llvm_types = [LLVM[result] for result in result_types]
             constraints = [f"={LETTERS[str(result)]}" for result in llvm_types]
             constraints += [LETTERS[str(value.type)] for value in values]
+            # Here, not above: Numba keeps what typing returned, for every GPU that it compiles for.
+            line = _form(text, before).replace("{type}", "f32" if word == f32 else "b32")
             values = _inline_asm(builder, line, llvm_types, values, constraints, in_place)
             if not results:
                 return context.get_dummy_value()
@@ -205,7 +208,7 @@ def _line(name, text, results=(), operands=(), before=None):
 def _constant_line(name, text, before=None):
     """An intrinsic whose only operand is a constant, written {n} in the text. before: as of _form."""
 
-    @_named(name)
+    @_named(name, before)
     def typing(typingctx, *args):
         _check_arity(name, args)
         n = _literal(name, "n", args[0])
@@ -303,11 +306,12 @@ for _count in (2, 4):
             f"[${_count}];", [u32] * _count, [MATRICES])
 
 
-def _mma(name, shape, types_text, accumulator, count):
-    """mma.sync with `count` accumulator registers, four registers of A and two of B. m16n8k16 of float16 is two
-    products m16n8k8, one after the other, before compute capability 8.0."""
-    d, a, b, c = ([f"${k}" for k in range(start, start + n)]
-                  for start, n in ((0, count), (count, 4), (count + 4, 2), (count + 6, count)))
+def _mma(name, shape, types_text, accumulator, count, of_a=4):
+    """mma.sync with `count` accumulator registers, of_a registers of A and half as many of B. m16n8k16 of float16 is
+    two products m16n8k8, one after the other, before compute capability 8.0."""
+    of_b = of_a // 2
+    d, a, b, c = ([f"${k}" for k in range(start, start + n)] for start, n in
+                  ((0, count), (count, of_a), (count + of_a, of_b), (count + of_a + of_b, count)))
 
     def line(shape, *registers):
         listed = ", ".join(f"{{{', '.join(each)}}}" for each in registers)
@@ -318,10 +322,12 @@ def _mma(name, shape, types_text, accumulator, count):
         half = [f"t{k}" for k in range(count)]
         before = AMPERE, (f"{{ .reg .{'f32' if accumulator == f32 else 'b32'} t<{count}>; "
                           f"{line('m16n8k8', half, a[:2], b[:1], c)} {line('m16n8k8', d, a[2:], b[1:], half)} }}")
-    return _line(name, line(shape, d, a, b, c), [accumulator] * count, [*[u32] * 6, *[accumulator] * count], before)
+    operands = [*[u32] * (of_a + of_b), *[accumulator] * count]
+    return _line(name, line(shape, d, a, b, c), [accumulator] * count, operands, before)
 
 
 mma_m16n8k16_f32_f16 = _mma("mma_m16n8k16_f32_f16", "m16n8k16", "f32.f16.f16.f32", f32, 4)
+mma_m16n8k8_f32_f16 = _mma("mma_m16n8k8_f32_f16", "m16n8k8", "f32.f16.f16.f32", f32, 4, of_a=2)
 mma_m16n8k16_f32_bf16 = _mma("mma_m16n8k16_f32_bf16", "m16n8k16", "f32.bf16.bf16.f32", f32, 4)
 mma_m16n8k16_f16_f16 = _mma("mma_m16n8k16_f16_f16", "m16n8k16", "f16.f16.f16.f16", u32, 2)
 mma_m16n8k8_f32_tf32 = _mma("mma_m16n8k8_f32_tf32", "m16n8k8", "f32.tf32.tf32.f32", f32, 4)

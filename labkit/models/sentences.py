@@ -18,6 +18,7 @@ import numpy as np
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
 from labkit.models import weights
+from labkit.models.configs import BertConfig
 from labkit.models.dtypes import AUTO, chosen
 from labkit.models.load import CONFIG, INDEX, WEIGHTS, check_vocabulary, from_hub, on_device, reading
 from labkit.models.tokenizer import WHOLE, SentenceTokenizer
@@ -55,7 +56,7 @@ class Encoder:
         if isinstance(dtype, str) and dtype == AUTO:
             dtype = "float16" if gpus.chosen_on_gpu() else "float32"
         try:
-            dtype = chosen(dtype, minilm.Config.kind)
+            dtype = chosen(dtype, BertConfig.kind)
         except (TypeError, ValueError) as error:
             raise UserError(str(error)) from None
         start_time = time.perf_counter()

@@ -61,18 +61,34 @@ def numba_on_cpu():
         yield
         return
     cuda, kernels = sys.modules["numba.cuda"], dispatcher.CUDADispatcher
-    methods = ("__getitem__", "__call__", "configure", "forall")
-    originals = [(cuda, name, value) for name, value in _public()] + [
-        (kernels, m, getattr(kernels, m)) for m in methods]
+    replaced = [(cuda, name, value, getattr(api, name)) for name, value in _public()]
+    replaced += [(kernels, name, getattr(kernels, name), _forwarding(name))
+                 for name in ("__getitem__", "__call__", "configure", "forall")]
     try:
-        for name, _ in _public():
-            setattr(cuda, name, getattr(api, name))
-        for name in methods:
-            setattr(kernels, name, _forwarding(name))
+        for owner, name, _, other in replaced:
+            setattr(owner, name, other)
+        _replaced.extend(replaced)
         yield
     finally:
-        for owner, name, value in originals:
+        _replaced.clear()
+        for owner, name, value, _ in replaced:
             setattr(owner, name, value)
+
+
+_replaced: list[tuple] = []  # (owner, name, Numba's value, the CPU device's), within numba_on_cpu
+
+
+@contextlib.contextmanager
+def numba_itself():
+    """Within the block numba.cuda compiles for a GPU, in a check, too."""
+    replaced = list(_replaced)
+    try:
+        for owner, name, value, _ in replaced:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, _, other in replaced:
+            setattr(owner, name, other)
 
 
 def _forwarding(method: str):
