@@ -76,7 +76,8 @@ class MmaTile:
     def registers(self) -> int:
         """Registers of a thread, where keys are rows of a matrix."""
         if self.m_tiles == 1:
-            return 128 if self.size <= 64 else 256
+            spills = self.size == 48 and self.warps < 4  # in 128: its rows are padded, which takes more addresses
+            return 256 if self.size > 64 else 168 if spills else 128
         return 168 if self.size <= 32 else 256
 
     @property
