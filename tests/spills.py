@@ -6,7 +6,8 @@ SPILLS = {
     "argmax_in_flight_kernel": (8, ((9, 0),), "sixteen loads of 1,024 threads, twice on an SM, in 32 registers each"),
     "streamed_tensor_kernel": (32, ((8, 6), (9, 0)), "512 threads have at most 128 registers each"),
     "paged_decode_mma_kernel": (56, ((9, 0),), "16 heads: four blocks of an SM hide the latency of pages"),
-    "attention_sentences_flash_half_kernel": (80, ((8, 6), (9, 0)), "three blocks of an SM, with 168 registers a thread"),
+    "attention_sentences_flash_half_kernel": (
+        80, ((8, 6), (9, 0)), "three blocks of an SM, with 168 registers a thread"),
     "pipelined_kernel": (44, ((8, 0), (8, 6), (8, 9), (10, 0), (12, 0)), "two blocks of an SM, with 128 registers a "
                                                                         "thread, before the loop"),
 }
