@@ -29,7 +29,6 @@ from labkit.course.registry import Course
 from labkit.course.site.lesson_page import HERE, Page, document, page_of, shipped
 from labkit.course.site.links import broken_links
 from labkit.course.site.preview import preview
-from labkit.measure import gpu_matrix
 
 __all__ = ["broken_links", "shipped", "uses_of", "write"]
 
@@ -58,6 +57,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
     repository = course.repository if repository is None else repository
     with whole_folder(folder) as fresh:
         from labkit.course.site import exercise_page  # imports Numba: not before the folder can be written
+        from labkit.measure import gpu_matrix
         from labkit.measure.recorded import recordings_by_gpu
 
         words = glossary.load(course)
