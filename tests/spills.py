@@ -3,6 +3,7 @@ exchange for a second block on an SM, where more registers would cost more. Byte
 
 # Kernel -> (the most bytes, the compute capabilities, why).
 SPILLS = {
+    "wgmma_specialised_kernel": (256, ((9, 0),), "SwiGLU in float16 of 256 columns, while a tile is stored"),
     "argmax_in_flight_kernel": (8, ((9, 0),), "sixteen loads of 1,024 threads, twice on an SM, in 32 registers each"),
     "streamed_tensor_kernel": (32, ((8, 6), (9, 0)), "512 threads have at most 128 registers each"),
     "paged_decode_mma_kernel": (56, ((9, 0),), "16 heads: four blocks of an SM hide the latency of pages"),

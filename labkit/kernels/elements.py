@@ -50,7 +50,8 @@ def float16_element(x):
 
 @cuda.jit(device=True)
 def float16_rounded(x):
-    low, _ = ptx.unpack_half2(ptx.pack_half2(x, ZERO))  # float32(float16(x)) keeps the compiler from unrolling wgmma's epilogue
+    # With float32(float16(x)) the compiler would not unroll wgmma's epilogue: accumulators would be in local memory.
+    low, _ = ptx.unpack_half2(ptx.pack_half2(x, ZERO))
     return low
 
 

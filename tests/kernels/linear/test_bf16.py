@@ -36,6 +36,7 @@ from labkit.kernels.ops.linear_bf16 import (
     sum_error,
     swiglu_tolerance,
 )
+from tests import spills
 from tests.compiled import HOPPER, ptx_of, resources_of
 from tests.launching import every_rung, run
 
@@ -338,6 +339,7 @@ def test_accumulators_stay_in_registers(kind, tile, element):
                   *["uint32"] * 4, cc=HOPPER)
     name = {BFLOAT16: "bf16", FLOAT16: "f16"}[element]
     assert text.count(f"wgmma.mma_async.sync.aligned.m64n{tile.cols}k16.f32.{name}.{name}") in (4, 8)
-    taken = resources_of(text)
+    spilled = kind == "swiglu" and element is FLOAT16 and tile.cols == 256
+    taken = resources_of(text, spills.allowed(kernel.__name__, (9, 0)) if spilled else 0)
     assert taken["registers"] <= 168
     assert taken["shared_bytes"] + tile.shared_bytes(kind == "swiglu") <= 232_448, "what a block can have"
