@@ -76,7 +76,8 @@ class MmaTile:
     def registers(self) -> int:
         """Registers of a thread, where keys are rows of a matrix."""
         if self.m_tiles == 1:
-            return 128 if self.size <= 64 else 256
+            spills = self.size == 48 and self.warps < 4  # in 128: its rows are padded, which takes more addresses
+            return 256 if self.size > 64 else 168 if spills else 128
         return 168 if self.size <= 32 else 256
 
     @property
@@ -96,13 +97,14 @@ def keys_of_tile(size: int) -> int:
 def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int, int]:
     """Return (warps, m_tiles, keys): the tallest tile of queries that `rows` rows need, so that keys and values are
     reused most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
-    min_blocks = multiprocessors()
+    min_blocks, keys = multiprocessors(), keys_of_tile(size)
     # The tallest takes a CPU twice as long to compile, and is no faster there.
     for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
         tile_rows = 16 * warps * m_tiles
-        if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= min_blocks:
+        if (fits(MmaTile(size, warps, m_tiles, keys)) and tile_rows // 2 < rows
+                and pairs * -(-rows // tile_rows) >= min_blocks):
             break
-    return warps, m_tiles, keys_of_tile(size)
+    return warps, m_tiles, keys
 
 
 def make_copy_elements(tile: MmaTile, num_rows: int):

@@ -366,7 +366,7 @@ def check_multiples_of_8(sizes, x, weights) -> None:
 FEW, FEW_HALF = 64, 32  # rows up to which the kernels above are the ones to use
 FEW_ON_CPU = 8  # rows from which on tiles of 16 x 16 are faster where threads run one after the other
 WIDE_TILES = {  # of products in float16 by mma.sync -> speed relative to the first
-    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3): 1.0,  # in 128 registers it would spill
+    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
     Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
 }
 

@@ -56,9 +56,9 @@ class Tile:
 
 
 def usable(tiles) -> list[Tile]:
-    """Those of these tiles that fit into the target's shared memory. On compute capability 12.0 the pipelined kernel
-    spills 150 to 300 bytes with four warps of 64 x 64, in 255 registers; that tile is left out there."""
-    spills = gpus.target().capability == (12, 0)
+    """Those of these tiles that fit into the target's shared memory. On compute capability 7.5, where copies go through
+    registers, four warps of 64 x 64 need more than 255 registers a thread: that tile is left out there."""
+    spills = gpus.target().capability == (7, 5)
     return [tile for tile in tiles if fits(tile)
             and not (spills and tile.warps == 4 and (tile.warp_rows, tile.warp_cols) == (64, 64))]
 
