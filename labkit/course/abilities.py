@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from labkit._common.files import read_text
 from labkit._common.paths import REPOSITORY
 from labkit.course.registry import Chapter, Course
-from labkit.measure import gpu_matrix
-from labkit.measure.gpu_matrix import TARGETS, Outcome, Survey
+from labkit.measure import gpu_survey
+from labkit.measure.gpu_survey import Outcome, Survey
 
 FAMILIES = {"7.5": "T4, RTX 20", "8.0": "A100", "8.6": "RTX 30, A10", "8.9": "RTX 40, L4", "9.0": "H100, H200",
             "10.0": "B200", "12.0": "RTX 50"}  # what people call the GPUs of a compute capability
@@ -133,7 +133,7 @@ def _outcomes(operations, models, survey: Survey, target: str) -> Iterator[tuple
 def ability(chapter: Chapter, survey: Survey) -> Ability:
     operations, models = uses(chapter)
     cells = {}
-    for target in TARGETS:
+    for target in FAMILIES:
         found = list(_outcomes(operations, models, survey, target))
         cells[target] = Cell(len(found), tuple(LeftOut(name, one.why) for name, one in found if not one.runs),
                              tuple((name, one.spills) for name, one in found if one.runs and one.spills))
@@ -142,7 +142,7 @@ def ability(chapter: Chapter, survey: Survey) -> Ability:
 
 def abilities(course: Course, survey: Survey | None = None) -> tuple[Ability, ...]:
     """Those of the lessons that use operations or models."""
-    survey = survey or gpu_matrix.read()
+    survey = survey or gpu_survey.read()
     found = (ability(chapter, survey) for chapter in course.chapters if chapter.source.is_file())
     return tuple(each for each in found if each.cells[FREE].of)
 

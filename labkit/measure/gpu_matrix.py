@@ -1,8 +1,7 @@
 """Which GPU runs what, found without owning one: every kernel is compiled and assembled for every supported GPU.
 
-    found = survey(read())          # compiles what has changed since the record was made; minutes for all
-    write(found)                    # data/fits.json
-    found.of("matmul_half", "matmul_half_pipelined", "7.5").runs
+    found = survey(gpu_survey.read())    # compiles what has changed since the record was made; minutes for all
+    gpu_survey.write(found)              # data/fits.json
 
 Each rung is planned at all its sizes as on each GPU, and so is each model; what the launchers pick there is compiled,
 assembled by ptxas, and held against what the GPU has. A kernel whose code and compiler are those of the record is not
@@ -14,64 +13,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
-import json
 import multiprocessing
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from labkit._common.cores import cores
-from labkit._common.files import read_text, write_text
-from labkit._common.paths import REPOSITORY
 from labkit.device import compiling, needs
 from labkit.measure.gpu_plans import TARGETS, Form, Plan, plans_of
+from labkit.measure.gpu_survey import Outcome, Survey
 
-RECORD = REPOSITORY / "data" / "fits.json"
 HOME = "9.0"  # a size that a rung refuses here is none of its sizes
 PACKAGES = ("numba", "numba-cuda", "nvidia-cuda-nvcc", "nvidia-nvvm")
-
-
-# --- What is found ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a GPU makes of a rung or a model. why: the reason if it is left out, empty if it runs. spills: bytes that
-    its kernels spill, of the one that spills most. except_at: the first size that is refused there and not on 9.0."""
-
-    why: str = ""
-    spills: int = 0
-    except_at: str = ""
-
-    @property
-    def runs(self) -> bool:
-        return not self.why
-
-    def to_json(self):
-        """Only what there is to say."""
-        return {name: value for name, value in vars(self).items() if value} or "runs"
-
-    @classmethod
-    def of_json(cls, value) -> Outcome:
-        return cls() if value == "runs" else cls(**value)
-
-
-@dataclass
-class Survey:
-    """All outcomes. toolchain: the versions that compiled. kernels: what `assembled` says, by key. rungs: {operation:
-    {rung: {target: Outcome}}}. models: {model: {target: Outcome}}. forms: those of the kernels; not in the record."""
-
-    toolchain: dict = field(default_factory=dict)
-    date: str = ""
-    kernels: dict = field(default_factory=dict)
-    rungs: dict = field(default_factory=dict)
-    models: dict = field(default_factory=dict)
-    forms: list[Form] = field(default_factory=list)
-
-    def of(self, operation: str, rung: str, target: str) -> Outcome:
-        return self.rungs[operation][rung][target]
 
 
 def toolchain() -> dict[str, str]:
@@ -81,35 +34,6 @@ def toolchain() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
-
-
-def read(path: Path = RECORD) -> Survey:
-    """The record; an empty survey where there is none."""
-    if not path.is_file():
-        return Survey()
-    found = json.loads(read_text(path))
-
-    def outcomes(targets):
-        return {target: Outcome.of_json(value) for target, value in targets.items()}
-
-    return Survey(found["toolchain"], found["date"], found["kernels"],
-                  {name: {rung: outcomes(targets) for rung, targets in rungs.items()}
-                   for name, rungs in found["rungs"].items()},
-                  {name: outcomes(targets) for name, targets in found["models"].items()})
-
-
-def write(survey: Survey, path: Path = RECORD) -> None:
-    """One kernel, rung or model a line."""
-    def line(value) -> str:
-        return json.dumps(value, default=Outcome.to_json)
-
-    def block(rows: dict, indent: str) -> str:
-        return ",\n".join(f"{indent}{line(name)}: {line(value)}" for name, value in rows.items())
-
-    rungs = ",\n".join(f'  {line(name)}: {{\n{block(rows, "   ")}\n  }}' for name, rows in survey.rungs.items())
-    write_text(path, f'{{\n "date": {line(survey.date)},\n "toolchain": {line(survey.toolchain)},\n'
-                     f' "rungs": {{\n{rungs}\n }},\n "models": {{\n{block(survey.models, "  ")}\n }},\n'
-                     f' "kernels": {{\n{block(dict(sorted(survey.kernels.items())), "  ")}\n }}\n}}\n')
 
 
 # --- Compiling and assembling -----------------------------------------------------------------------------------------

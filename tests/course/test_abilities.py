@@ -6,8 +6,9 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import abilities
 from labkit.course import registry as courses
 from labkit.device import gpus
-from labkit.measure import gpu_matrix
-from labkit.measure.gpu_matrix import TARGETS, Outcome, Survey
+from labkit.measure import gpu_survey
+from labkit.measure.gpu_plans import TARGETS
+from labkit.measure.gpu_survey import Outcome, Survey
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,8 @@ def test_what_a_lesson_uses_is_what_its_code_imports_and_loads(course):
     assert of(course, "17") == (("vector_add", "softmax"), ())
     assert of(course, "26") == (("gpt2_block",), ())
     assert of(course, "28")[1] == (abilities.MODELS["tiny"],)
-    assert of(course, "36")[1] == (abilities.LLAMAS,)
+    assert of(course, "34")[1] == (abilities.LLAMAS,)
+    assert of(course, "36")[1] == (("Llama in bfloat16",),)
     assert of(course, "38") == ((), (("Llama in float32",),))
 
 
@@ -77,7 +79,7 @@ def test_every_gpu_that_is_known_belongs_to_a_family():
 def test_the_page_has_every_lesson_that_uses_operations_or_models(course):
     found = abilities.abilities(course)
     assert {each.chapter.number for each in found} >= {"01", "08", "26", "31", "42", "45"}
-    record = gpu_matrix.read()
+    record = gpu_survey.read()
     for each in found:
         for target, cell in each.cells.items():
             rungs = sum(len(record.rungs[name]) for name in each.operations)

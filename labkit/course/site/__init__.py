@@ -57,7 +57,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
     repository = course.repository if repository is None else repository
     with whole_folder(folder) as fresh:
         from labkit.course.site import exercise_page  # imports Numba: not before the folder can be written
-        from labkit.measure import gpu_matrix
+        from labkit.measure import gpu_survey
         from labkit.measure.recorded import recordings_by_gpu
 
         words = glossary.load(course)
@@ -68,7 +68,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
             if on_page:
                 on_page(len(pages), len(course.chapters))
         entries = uses_of(words, pages)
-        survey = gpu_matrix.read()
+        survey = gpu_survey.read()
         able = {each.chapter.name: each for each in abilities.abilities(course, survey)}
         recorded = {gpu: len(set().union(*(file["ops"] for file in files)))
                     for gpu, files in recordings_by_gpu().items()}

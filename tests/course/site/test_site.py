@@ -14,7 +14,9 @@ import pytest
 from labkit.course import abilities, passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import show_error, show_time, summarise
-from labkit.measure.gpu_matrix import TARGETS, Outcome, Survey
+from labkit.measure import gpu_survey
+from labkit.measure.gpu_plans import TARGETS
+from labkit.measure.gpu_survey import Outcome, Survey
 from tests import browser
 from tests.course.site.pages import RESULT, add_term, keep, ship, strict
 
@@ -117,7 +119,7 @@ def test_the_page_of_gpus_says_what_was_assembled_and_what_was_run(course, monke
                     {"add": {"add_wgmma": dict.fromkeys(TARGETS, lacks) | {"9.0": Outcome()},
                              "add_naive": dict.fromkeys(TARGETS, Outcome()) | {"7.5": spills}}},
                     {"GPT-2 in float32": dict.fromkeys(TARGETS, Outcome())})
-    monkeypatch.setattr(site.gpu_matrix, "read", lambda: survey)
+    monkeypatch.setattr(gpu_survey, "read", lambda: survey)
     monkeypatch.setattr(abilities, "uses", lambda chapter: (("add",), ()))
     ran = {"7.5": {"kernels": {"gpu": "NVIDIA H100", "date": "2026-11-29", "passed": 99, "failed": 1, "skipped": 2}}}
     monkeypatch.setattr(abilities, "pretended", lambda: ran)
