@@ -46,6 +46,18 @@ def numba_cuda():
     return cuda
 
 
+def gpu_cuda():
+    """The module `cuda` of the compiler in use (labkit.device.compiler), ready for the course. Raises ImportError where
+    it is not installed, ValueError for an unknown LABKIT_COMPILER."""
+    from labkit.device import compiler
+
+    if not compiler.is_mlir():
+        return numba_cuda()
+    from labkit.device import mlir
+
+    return mlir.cuda()
+
+
 def pretend() -> None:
     """On a GPU, compile from now on for the one that LABKIT_PRETEND names, if it is set, and assemble for the present
     one. Raises ValueError for an unknown name."""

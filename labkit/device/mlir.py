@@ -1,0 +1,168 @@
+"""numba-cuda-mlir as the course uses it: its module `cuda` with what the course needs of it put in place.
+
+    cuda()                                   # numba_cuda_mlir.cuda
+    numba_type(numba.float32)                # its type for one of Numba's; types of its own stay as they are
+    with as_if_on((9, 0)): ...               # compile without a GPU
+
+Kernels say `from numba import float32`, whatever compiles them. numba-cuda-mlir has types of its own and refuses
+Numba's, so a pass over a function's IR puts its own in their place; the same pass applies the rule of 32 bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import numba
+from numba_cuda_mlir import tools
+from numba_cuda_mlir._mlir import ir as mlir
+from numba_cuda_mlir._mlir.dialects import arith, memref
+from numba_cuda_mlir.cuda import libdevice
+from numba_cuda_mlir.extending import overload, typing_registry
+from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of
+from numba_cuda_mlir.mlir_lowering import MLIRLower
+from numba_cuda_mlir.numba_cuda import compiler, types
+from numba_cuda_mlir.numba_cuda.core import ir
+from numba_cuda_mlir.numba_cuda.core.compiler_machinery import FunctionPass, register_pass
+from numba_cuda_mlir.numba_cuda.core.untyped_passes import IRProcessing
+
+from labkit.device.unsigned_mlir import NARROWING
+from labkit.simt import unsigned
+
+# --- Types ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def numba_type(value):
+    """numba-cuda-mlir's type for one of Numba's; any other value as it is."""
+    if not isinstance(value, numba.types.Type):
+        return value
+    if isinstance(value, numba.types.Array):
+        return types.Array(numba_type(value.dtype), value.ndim, value.layout, not value.mutable)
+    if isinstance(value, numba.types.UniTuple):
+        return types.UniTuple(numba_type(value.dtype), value.count)
+    found = getattr(types, str(value), None)
+    if found is None:
+        raise TypeError(f"numba-cuda-mlir has no type for Numba's {value}")
+    return found
+
+
+def signature_of(signature) -> tuple:
+    """The argument types of a signature, or those of a tuple of types."""
+    return tuple(map(numba_type, getattr(signature, "args", signature)))
+
+
+# --- Passes over IR ---------------------------------------------------------------------------------------------------
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class CoursePass(FunctionPass):
+    """Numba's types become this compiler's; functions with the rule of labkit.simt.unsigned get its operators."""
+
+    _name = "labkit_course"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        for block in state.func_ir.blocks.values():
+            for statement in block.find_insts(ir.Assign):
+                value = statement.value
+                if isinstance(value, (ir.Global, ir.FreeVar)) and isinstance(value.value, numba.types.Type):
+                    value.value = numba_type(value.value)
+        if unsigned.follows(state.func_id.func):
+            NARROWING.change(state.func_ir.blocks)
+        return True
+
+
+def _with_pass(define_untyped_pipeline):
+    @functools.wraps(define_untyped_pipeline)
+    def define(state, name="untyped"):
+        pipeline = define_untyped_pipeline(state, name)
+        pipeline.add_pass_after(CoursePass, IRProcessing)
+        pipeline.finalize()
+        return pipeline
+
+    return staticmethod(define)
+
+
+# --- The module -------------------------------------------------------------------------------------------------------
+
+
+def _dynamic_shared_memory(builder, kind):
+    """Every `cuda.shared.array(0, ...)` of a kernel is the same memory, as in CUDA C++ and numba-cuda. As it comes, the
+    first takes all of it, and the next begins at its end."""
+    base = builder._get_shared_memory_base()
+    itemsize = arith.constant(mlir.IndexType.get(), get_type_size_bytes(kind.element_type))
+    view = memref.view(result=kind, source=base, byte_shift=index_of(0),
+                       sizes=[arith.divui(memref.dim(base, index_of(0)), itemsize)])
+    builder._dynamic_shared_memory_values.append(view)  # so its len() is known to be what the launch asks for
+    return view
+
+
+@functools.cache
+def cuda():
+    """The module numba_cuda_mlir.cuda, with what the course needs put in place. Raises ImportError where it is not
+    installed."""
+    from numba_cuda_mlir import cuda
+
+    builder = compiler.DefaultPassBuilder
+    builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
+    MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
+    tools.resolve_gpu_target = _with_all_features(tools.resolve_gpu_target)
+    cuda.rsqrt = rsqrt
+    return cuda
+
+
+def rsqrt(x):
+    """1 / sqrt(x) inside a kernel, in the type of x."""
+    raise TypeError("cuda.rsqrt() can be called only inside a kernel or a device function")
+
+
+@overload(rsqrt, typing_registry=typing_registry, inline="always")
+def _rsqrt(x):
+    return (lambda x: libdevice.rsqrtf(x)) if x == types.float32 else (lambda x: libdevice.rsqrt(x))
+
+
+# --- What to compile for ----------------------------------------------------------------------------------------------
+
+_answer: tuple | None = None  # the compute capability to compile for in place of the present GPU's
+
+
+def _with_all_features(resolve):
+    """Compile for sm_90a where numba-cuda-mlir would for sm_90: wgmma and setmaxnreg need it."""
+
+    @functools.wraps(resolve)
+    def resolved(targetoptions=None):
+        options = dict(targetoptions or {})
+        if not options.get("chip"):
+            major, minor = _answer or tools.get_gpu_compute_capability(tuple)
+            options["chip"] = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+        return resolve(options)
+
+    return resolved
+
+
+def answer_with(cc: tuple) -> None:
+    """Compile for this compute capability from now on. Four numbers, (7, 5, 9, 0): code for the first one, assembled
+    for the second."""
+    global _answer
+    cuda()
+    _answer, tools._cached_cc = tuple(cc[:2]), tuple(cc[2:] if len(cc) == 4 else cc[:2])
+
+
+@contextlib.contextmanager
+def as_if_on(cc: tuple):
+    """As `answer_with` within the block, without a CUDA context."""
+    global _answer
+    before = _answer, tools._cached_cc
+    answer_with(cc)
+    try:
+        yield
+    finally:
+        _answer, tools._cached_cc = before
+
+
+def ptx(function, signature, options: dict) -> str:
+    """The PTX of a Python function."""
+    return cuda().compile_ptx(function, types.void(*signature_of(signature)), **options)[0]
