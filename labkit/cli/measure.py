@@ -1,6 +1,7 @@
 """The command for measuring: bench, and bench serve with a custom load."""
 
 import contextlib
+import os
 from typing import Annotated
 
 import typer
@@ -80,6 +81,9 @@ def bench(
     For example: labkit bench serve --url http://127.0.0.1:8000 --rate 1,2,4 --slo ttft=200,itl=50
     """
     choose_device(device)
+    if os.environ.get("LABKIT_PRETEND") and not quick:
+        raise UserError("LABKIT_PRETEND is set: kernels are those of another GPU, whose times are not recorded; unset "
+                        "it, or add --quick")
     ops = ops or []
     if ops == ["simt"]:
         from labkit.measure.series import simt as measure_simt

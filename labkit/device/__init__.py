@@ -58,15 +58,6 @@ def gpu_cuda():
     return mlir.cuda()
 
 
-def pretend() -> None:
-    """On a GPU, compile from now on for the one that LABKIT_PRETEND names, if it is set, and assemble for the present
-    one. Raises ValueError for an unknown name."""
-    from labkit.device import compiling, gpus
-
-    if gpus.pretended() is not None and on_gpu():
-        compiling.answer_with(gpus.capability_here())
-
-
 def _add_rsqrt(cuda):
     """cuda.rsqrt, which numba.cuda has in libdevice only, with one name for each type."""
     from numba.cuda import libdevice
@@ -128,20 +119,16 @@ def on_gpu() -> bool:
 
 
 def name() -> str:
-    """The device's name: "NVIDIA H200", or "labkit CPU device"."""
-    if not on_gpu():
-        return "labkit CPU device"
-    raw = numba_cuda().get_current_device().name
+    """The device's name: "NVIDIA H200", or "labkit CPU device"; with LABKIT_PRETEND, that too: times taken then are no
+    GPU's."""
+    pretended = os.environ.get("LABKIT_PRETEND", "").strip()
+    return (gpu_name() if on_gpu() else "labkit CPU device") + (f" (LABKIT_PRETEND={pretended})" if pretended else "")
+
+
+def gpu_name() -> str:
+    """What the driver calls the GPU."""
+    raw = gpu_cuda().get_current_device().name
     return raw.decode() if isinstance(raw, bytes) else str(raw)
-
-
-@functools.cache
-def sm_count() -> int:
-    """How many streaming multiprocessors (SMs) the GPU has for which kernels are chosen. On the CPU device an H200's,
-    so that they are chosen and divided as they are there."""
-    from labkit.device import gpus
-
-    return gpus.target().multiprocessors
 
 
 def where() -> str:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from labkit import device
 from labkit._common.cores import cores
-from labkit.device import compiling, kernel_cache
+from labkit.device import compile_target, kernel_cache
 from labkit.device.kernel_key import instruction_name
 from labkit.simt.kernel import Kernel
 
@@ -51,7 +51,7 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
         return _prepare_cpu(of_cpu_device, workers, progress)
     if not needed or kernel_cache.store() is None:
         return 0
-    jobs = _missing(needed, capability or kernel_cache.capability_here())
+    jobs = _missing(needed, capability or compile_target.here())
     with contextlib.closing(_compiled(jobs, _start_worker, workers, progress)) as done:
         compiled = sum(is_kept for _, is_kept in done)
     for kernel, argument_types in needed if load else ():
@@ -235,7 +235,7 @@ def _compile_and_keep(job: bytes) -> bool:
     files = kernel_cache.store()
     if files is None or kernel_cache.key_for(kernel, argument_types, capability) != key:
         return False
-    with compiling.as_if_on(capability):
+    with compile_target.as_if_on(capability):
         compiled = _Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
         compiled._codelibrary.get_cubin()
         return kernel_cache.keep(files, key, compiled)

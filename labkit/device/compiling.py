@@ -19,6 +19,7 @@ from pathlib import Path
 
 from labkit import device
 from labkit.device import compiler
+from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
 
 FORMS = ((7, 5), (8, 0), (9, 0))  # compute capabilities from which labkit.device.ptx_gpu writes other code
@@ -35,58 +36,6 @@ def _gpu_cuda():
         return device.gpu_cuda()
     except ImportError as error:
         raise NoCompiler(f"no compiler of GPU code is installed: {error}") from None
-
-
-@contextlib.contextmanager
-def as_if_on(cc: tuple):
-    """Numba asks the current GPU what to compile for; give it this answer within the block, without a CUDA context.
-
-    cc: a compute capability, (7, 5). Four numbers, (7, 5, 9, 0): code for the first one, assembled for the second.
-    """
-    if compiler.is_mlir():
-        from labkit.device import mlir
-
-        with mlir.as_if_on(cc):
-            yield
-        return
-    from numba.cuda import codegen, dispatcher
-
-    library = codegen.CUDACodeLibrary
-    originals = dispatcher.get_current_device, library._ensure_cc, library.get_cubin
-    answer_with(cc)
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device, library._ensure_cc, library.get_cubin = originals
-
-
-def answer_with(cc: tuple) -> None:
-    """As `as_if_on`, for the rest of the process."""
-    if compiler.is_mlir():
-        from labkit.device import mlir
-
-        mlir.answer_with(cc)
-        return
-    from numba.cuda import codegen, dispatcher
-
-    library, variant = codegen.CUDACodeLibrary, (*cc[:2], "a" if tuple(cc[:2]) >= (9, 0) else "")
-    capability = tuple(cc[:2])
-    dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=capability)
-    library._ensure_cc = lambda self, cc: variant if cc is None else cc
-    if len(cc) == 4:
-        library.get_cubin = functools.partialmethod(_cubin, runs_on=(*cc[2:], "a" if tuple(cc[2:]) >= (9, 0) else ""))
-
-
-def _cubin(library, cc=None, *, runs_on: tuple) -> bytes:
-    """What CUDACodeLibrary.get_cubin returns, assembled for a later GPU than the one that the code was made for."""
-    from numba.cuda.cudadrv import driver
-
-    if runs_on not in library._cubin_cache:
-        linker = driver._Linker(max_registers=library._max_registers, cc=runs_on, lto=False)
-        library._link_all(linker, library._ensure_cc(None))
-        library._cubin_cache[runs_on] = linker.complete()
-        library._linkerinfo_cache[runs_on] = linker.info_log
-    return library._cubin_cache[runs_on]
 
 
 def _gpu_object(obj, cc):

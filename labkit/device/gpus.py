@@ -11,11 +11,13 @@ Source  NVIDIA's data sheets; CUDA C++ Programming Guide, "Compute Capabilities"
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass
 
 from labkit import device
+from labkit.device import compile_target
 
 SUPPORTED = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))  # compute capabilities
 
@@ -130,24 +132,55 @@ def pretended() -> GPU | None:
 
 @functools.cache  # Numba looks up the context on each call; all GPUs of a machine are assumed to be alike
 def _present() -> GPU:
-    raw = device.numba_cuda().get_current_device()
-    sheet = sheet_of(device.name())
+    raw = device.gpu_cuda().get_current_device()
+    name = device.gpu_name()
+    sheet = sheet_of(name)
     rates = (None,) * 5 if sheet is None else (sheet.memory_gb, sheet.bandwidth_gbs, sheet.fp32_tflops,
                                                sheet.tf32_tflops, sheet.f16_tflops)
-    return GPU(device.name(), raw.MULTIPROCESSOR_COUNT, raw.MAX_THREADS_PER_MULTIPROCESSOR,
+    return GPU(name, raw.MULTIPROCESSOR_COUNT, raw.MAX_THREADS_PER_MULTIPROCESSOR,
                raw.MAX_BLOCKS_PER_MULTIPROCESSOR, raw.MAX_REGISTERS_PER_MULTIPROCESSOR,
                raw.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, tuple(raw.compute_capability)[:2],
                raw.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, *rates)
 
 
+_planned: GPU | None = None
+
+
+@contextlib.contextmanager
+def plan_for(gpu: GPU):
+    """Within the block kernels are chosen as on this GPU, without one, too: for labkit.device.launches.planned, which
+    runs none."""
+    global _planned
+    before, _planned = _planned, gpu
+    try:
+        yield
+    finally:
+        _planned = before
+
+
 def target() -> GPU:
-    """The GPU that kernels are chosen and compiled for: the pretended one, else the present one. On the CPU device an
-    H200, so that kernels are chosen as they are there."""
-    return pretended() or (_present() if device.on_gpu() else GPUS["h200"])
+    """The GPU that kernels are chosen and compiled for: the planned or pretended one, else the present one. On the CPU
+    device an H200, so that kernels are chosen as they are there."""
+    return _planned or pretended() or (_present() if device.on_gpu() else GPUS["h200"])
 
 
-def capability_here() -> tuple[int, ...]:
-    """The compute capability that a GPU's kernels are compiled for; where one is pretended, also the present one, for
-    which they are assembled: (7, 5, 9, 0)."""
-    gpu = pretended()
-    return _present().capability if gpu is None else (*gpu.capability, *_present().capability)
+def chosen_on_gpu() -> bool:
+    """Whether kernels are chosen as on a GPU: on one, and where one is planned for."""
+    return _planned is not None or device.on_gpu()
+
+
+def limited() -> bool:
+    """Whether kernels are chosen for what `target` has; the CPU device has everything, unless a GPU is pretended."""
+    return chosen_on_gpu() or pretended() is not None
+
+
+def sm_count() -> int:
+    """How many streaming multiprocessors (SMs) the target has."""
+    return target().multiprocessors
+
+
+def pretend() -> None:
+    """On a GPU, compile from now on for the one that LABKIT_PRETEND names, if it is set, and assemble for the present
+    one. Raises ValueError for an unknown name."""
+    if pretended() is not None and device.on_gpu():
+        compile_target.answer_with((*pretended().capability, *_present().capability))

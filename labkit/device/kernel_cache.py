@@ -23,6 +23,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from labkit.device import compile_target
 from labkit.device.kernel_key import Fingerprint, Uncacheable, compiler_files, key_of, own_files
 from labkit.simt.settings import user_cache
 from labkit.simt.store import Store
@@ -108,7 +109,7 @@ class DiskCache:
             return None
         dispatcher = self._dispatcher()
         try:
-            key = key_for(dispatcher, argument_types, capability_here())
+            key = key_for(dispatcher, argument_types, compile_target.here())
         except Uncacheable as error:
             _stats.uncacheable[dispatcher.__name__] = str(error)
             return None
@@ -138,14 +139,6 @@ def _argument_types(signature) -> tuple:
     from numba.cuda.core import sigutils
 
     return tuple(sigutils.normalize_signature(signature)[0])
-
-
-def capability_here() -> tuple:
-    """The compute capability of the GPU that kernels are compiled for; with a pretended GPU also that of the present
-    one, for which they are assembled."""
-    from labkit.device import gpus
-
-    return gpus.capability_here()
 
 
 def restore(files: Store, key: str):

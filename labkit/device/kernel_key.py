@@ -290,8 +290,8 @@ def own_files() -> str:
     """Digest of labkit's files that define instructions. Computed early, so that it matches the imported versions."""
     folder = Path(__file__).parent
     return _digest(*(hashlib.sha256((folder / name).read_bytes()).hexdigest()
-                     for name in ("__init__.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py", "../simt/unsigned.py",
-                                  "../simt/runtime/operators.py")))
+                     for name in ("__init__.py", "compile_target.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py",
+                                  "../simt/unsigned.py", "../simt/runtime/operators.py")))
 
 
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")

@@ -16,12 +16,12 @@ import functools
 import numba
 from numba_cuda_mlir import tools
 from numba_cuda_mlir._mlir import ir as mlir
-from numba_cuda_mlir._mlir.dialects import arith, memref
+from numba_cuda_mlir._mlir.dialects import arith, llvm, memref
 from numba_cuda_mlir.cuda import libdevice
-from numba_cuda_mlir.extending import overload, typing_registry
+from numba_cuda_mlir.extending import lower_builtin, overload, typing_registry
 from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of
 from numba_cuda_mlir.mlir_lowering import MLIRLower
-from numba_cuda_mlir.numba_cuda import compiler, types
+from numba_cuda_mlir.numba_cuda import compiler, stubs, types
 from numba_cuda_mlir.numba_cuda.core import ir
 from numba_cuda_mlir.numba_cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba_cuda_mlir.numba_cuda.core.untyped_passes import IRProcessing
@@ -119,6 +119,18 @@ def rsqrt(x):
     raise TypeError("cuda.rsqrt() can be called only inside a kernel or a device function")
 
 
+def _fence(instruction):
+    def lowered(builder, target, args, kwargs):
+        llvm.inline_asm(None, [], instruction, "~{memory}", has_side_effects=True)
+        builder.store_var(target, None)
+
+    return lowered
+
+
+for _fence_of, _scope in ((stubs.threadfence, "gl"), (stubs.threadfence_block, "cta"), (stubs.threadfence_system, "sys")):
+    lower_builtin(_fence_of)(_fence(f"membar.{_scope};"))
+
+
 @overload(rsqrt, typing_registry=typing_registry, inline="always")
 def _rsqrt(x):
     return (lambda x: libdevice.rsqrtf(x)) if x == types.float32 else (lambda x: libdevice.rsqrt(x))
@@ -149,6 +161,12 @@ def answer_with(cc: tuple) -> None:
     global _answer
     cuda()
     _answer, tools._cached_cc = tuple(cc[:2]), tuple(cc[2:] if len(cc) == 4 else cc[:2])
+
+
+def compiled_for() -> tuple:
+    """What labkit.device.compile_target.here returns."""
+    present = tuple(tools.get_gpu_compute_capability(tuple))
+    return (_answer or present) if _answer in (None, present) else (*_answer, *present)
 
 
 @contextlib.contextmanager

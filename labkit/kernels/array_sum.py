@@ -10,8 +10,8 @@ elements a block, 2^27 elements take four launches. The first four rungs differ 
 
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import ZERO, warp_sum
@@ -248,7 +248,7 @@ def _launch(kernel, per_block: int, x, out, stream) -> None:
 def _launch_twice(kernel, per_block: int, x, out, stream) -> None:
     """Launch as many blocks as the GPU holds at a time, and one block on their sums."""
     _check(x, out)
-    blocks = min(-(-x.size // per_block), BLOCKS_PER_SM * device.sm_count())
+    blocks = min(-(-x.size // per_block), BLOCKS_PER_SM * gpus.sm_count())
     sums = scratch_for(None, blocks, x.dtype)
     kernel[blocks, BLOCK, stream](x, sums)
     kernel[1, BLOCK, stream](sums, out)

@@ -12,8 +12,8 @@ one value. With S=100 all are equal.
 import numpy as np
 from numba import int32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.op import rung
@@ -250,7 +250,7 @@ def _clear(out, stream) -> None:
 
 def _blocks(work: int) -> int:
     """Enough for every SM, and no more than there is work for."""
-    return min(-(-work // BLOCK), BLOCKS_PER_SM * device.sm_count())
+    return min(-(-work // BLOCK), BLOCKS_PER_SM * gpus.sm_count())
 
 
 def _copies(bins: int) -> int:

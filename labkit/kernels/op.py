@@ -114,7 +114,7 @@ def rungs_of(module, prefix: str = "") -> tuple[Rung, ...]:
 def missing(needed: tuple | None) -> str:
     """Why the GPU that kernels are chosen for lacks this compute capability; empty if it has it. The CPU device has
     all, unless LABKIT_PRETEND says otherwise."""
-    return needs.lacks(gpus.target().capability, needed) if device.on_gpu() or gpus.pretended() else ""
+    return needs.lacks(gpus.target().capability, needed) if gpus.limited() else ""
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def _intrinsic(name, params, kind, needs, section, *parts, interpreted=False, **
     """Register one: its documentation ends with what it needs, and where the PTX ISA describes it."""
     signature = f"{name}({', '.join(params.split())})"
     shown = "\n".join(inspect.cleandoc(part) for part in parts)
-    where = "Any GPU has it" if needs is None else f"Needs compute capability {needs[0]}.{needs[1]}"
+    where = "Needs any GPU" if needs is None else f"Needs compute capability {needs[0]}.{needs[1]}"
     if needs is not None and len(needs) > 2:
         where += f" exactly (sm_{needs[0]}{needs[1]}a)"
     full = f'{signature}\n\n{shown}\n\n{where}.\nSource: PTX ISA, "{section}".'

@@ -222,6 +222,13 @@ def test_three_operations_are_suggested_for_one_that_is_not_known(asked, words):
     assert output.count(", ") == 1 and " or " in output
 
 
+def test_times_with_another_gpus_kernels_are_not_recorded(monkeypatch):
+    monkeypatch.setenv("LABKIT_PRETEND", "7.5")
+    done = CliRunner().invoke(cli.app, ["bench", "vector_add"])
+    assert done.exit_code == 2
+    assert "LABKIT_PRETEND is set: kernels are those of another GPU" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_fault_that_was_found_is_the_exit_code_of_doctor_and_bench(monkeypatch, code):
     from labkit.device import doctor

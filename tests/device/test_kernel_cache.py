@@ -284,7 +284,7 @@ def test_an_interrupt_stops_the_workers(cuda, tmp_path):
 PROCESS = """
 import sys
 from labkit import device
-from labkit.device import compiling, kernel_cache
+from labkit.device import compile_target, kernel_cache
 cuda = device.numba_cuda()
 from numba.cuda import dispatcher, types
 dispatcher._Kernel.bind = lambda self: self._codelibrary.get_cubin()
@@ -298,7 +298,7 @@ def scaled(x):
 def scale(a):
     a[0] = scaled(a[0])
 
-with compiling.as_if_on((9, 0)):
+with compile_target.as_if_on((9, 0)):
     kernel = scale.compile((types.Array(types.float32, 1, "C"),))
     cubin = kernel._codelibrary.get_cubin()
 import hashlib

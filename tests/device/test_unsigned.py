@@ -10,7 +10,7 @@ import pytest
 
 from labkit import cuda as on_the_cpu
 from labkit import device, observe
-from labkit.device import compiling
+from labkit.device import compile_target, compiling
 from labkit.simt import unsigned
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
@@ -46,7 +46,7 @@ def returned(function, *kinds):
     """The type that a device function gives."""
     signature = tuple(getattr(types, kind) for kind in kinds)
     try:
-        with compiling.as_if_on((9, 0)):
+        with compile_target.as_if_on((9, 0)):
             return types.unliteral(cuda.compile_ptx(function, signature, device=True, cc=(9, 0))[1])
     except Exception as error:
         if "NVVM" in str(error) or "libnvvm" in str(error) or type(error).__name__ == "DynamicLibNotFoundError":

@@ -12,8 +12,8 @@ Source  T. Dao et al., "Flash-Decoding" (2023)
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.attention.flash import scale_for_powers_of_two
@@ -40,7 +40,7 @@ MAX_SPLITS = 32  # of the keys: a lane each, when they are merged
 
 def splits_of(heads: int) -> int:
     """Return the number of splits of the keys, so that there are as many blocks as SMs: one for each head and split."""
-    return max(1, min(MAX_SPLITS, device.sm_count() // heads))
+    return max(1, min(MAX_SPLITS, gpus.sm_count() // heads))
 
 
 @kernel_factory

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit import cuda, device, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
 from labkit.kernels.attention.paged_merge import MIN_SPLIT_PAGES, SPLITS, partial_stride
@@ -79,7 +80,7 @@ def blocks_of_sequence(groups: int, pages: int) -> int:
     """Return how many blocks share a sequence of so many pages, for each group of heads, if the batch has `groups`
     of them: two for each SM in all, so that a few long sequences keep the GPU busy. It does not affect
     the bits of the result."""
-    return max(1, min(2 * device.sm_count() // groups, SPLITS, -(-pages // MIN_SPLIT_PAGES)))
+    return max(1, min(2 * gpus.sm_count() // groups, SPLITS, -(-pages // MIN_SPLIT_PAGES)))
 
 
 def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, stream, grid_x: int | None = None):

@@ -16,7 +16,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned
 from labkit.kernels.linear import fused as fused_linear
@@ -325,7 +325,7 @@ def parts_of(rows: int, cols: int, depth: int, dtype) -> tuple[int, int]:
         return -(-depth // (parts * step)) * step
 
     def cost(parts):
-        rounds = -(-blocks * parts // device.sm_count())
+        rounds = -(-blocks * parts // gpus.sm_count())
         return rounds * (slice_of(parts) + step / 2) * seconds + seconds_between(parts, rows, cols)
 
     best = min(range(1, -(-depth // step) + 1), key=cost)
@@ -374,7 +374,7 @@ WIDE_TILES = {  # of products in float16 by mma.sync -> speed relative to the fi
 def wide_tile(rows: int, cols: int) -> Tile:
     """Return the tile with which the busiest SM finishes first."""
     def cost(tile):
-        return -(-tile.count(rows, cols) // device.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
+        return -(-tile.count(rows, cols) // gpus.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
 
     return min(WIDE_TILES, key=cost)
 

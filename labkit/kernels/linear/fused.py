@@ -14,8 +14,8 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import graphs, ptx
+from labkit import cuda, u32
+from labkit.device import gpus, graphs, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes, unsigned
 from labkit.kernels.elements import unchanged
@@ -246,7 +246,7 @@ def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
     tiles = -(-rows // BLOCK_TILE) * -(-cols // BLOCK_TILE)
 
     def cost(parts):
-        rounds = -(-tiles * parts // device.sm_count())
+        rounds = -(-tiles * parts // gpus.sm_count())
         return rounds * (slice_of(parts) + OVERHEAD_STEPS) * STEP_SECONDS + seconds_between(parts, rows, cols)
 
     def slice_of(parts):

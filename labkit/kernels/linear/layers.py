@@ -14,7 +14,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.matmul.half import SIZES, load_row_pair, tolerance_f16_accumulators
@@ -200,7 +200,7 @@ def linear_tile(rows: int, cols: int, depth: int) -> Tile:
         return list(PIPELINED_TILES)[-1]
 
     def cost(tile):
-        rounds = -(-tile.count(rows, cols) // device.sm_count())
+        rounds = -(-tile.count(rows, cols) // gpus.sm_count())
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
     return min(PIPELINED_TILES, key=cost)

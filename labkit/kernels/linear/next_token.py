@@ -10,8 +10,8 @@ Source  numpy.argmax, with the same rules: argmax.py
 import numpy as np
 from numba import float32, int32, int64, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
 from labkit.kernels.arguments import aligned, check_array
@@ -161,7 +161,7 @@ def make_pick_next(early: bool):
 
 def blocks_of() -> int:
     """Return the blocks of the launch over the vocabulary, which is the size of `best`."""
-    return BLOCKS * device.sm_count()
+    return BLOCKS * gpus.sm_count()
 
 
 def row_logits(x, norm_weight, norm_bias, table, logits, best, *, stream=0):

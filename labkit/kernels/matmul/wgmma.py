@@ -15,7 +15,7 @@ import numpy as np
 from numba import float32, uint32, uint64
 
 from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared, product_sizes, unsigned
 from labkit.kernels.elements import bfloat16_number, swiglu_bfloat16
@@ -380,7 +380,7 @@ def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
 
 def block_count() -> int:
     """Return how many blocks run at the same time."""
-    return device.sm_count() if device.on_gpu() else CPU_BLOCKS
+    return gpus.sm_count() if device.on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from labkit import cuda, device, observe
-from labkit.device import occupancy
+from labkit import cuda, observe
+from labkit.device import gpus, occupancy
 from labkit.kernels.agree import agree, allowed_error, compare, poison, same_bits, to_device
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention.paged import (
@@ -211,7 +211,7 @@ def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launche
 
 
 def test_few_sequences_are_shared_among_blocks(monkeypatch):
-    monkeypatch.setattr(device, "sm_count", lambda: 132)
+    monkeypatch.setattr(gpus, "sm_count", lambda: 132)
     assert [blocks_of_sequence(8 * count, 256) for count in (1, 2, 8, 16, 17, 32, 256)] == [16, 16, 4, 2, 1, 1, 1]
     assert blocks_of_sequence(8, 64) == 8 and blocks_of_sequence(8, 1) == 1
 

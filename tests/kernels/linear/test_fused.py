@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit import cuda, device
-from labkit.device import graphs
+from labkit import cuda
+from labkit.device import gpus, graphs
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import fused
 from labkit.kernels.ops.fused_linear import (
@@ -36,7 +36,7 @@ def test_parts_cover_the_depth(size):
 
 def test_parts_fill_the_multiprocessors():
     parts, _ = fused.parts_of(128, 768, 3072)
-    assert 6 * parts >= 0.9 * device.sm_count()
+    assert 6 * parts >= 0.9 * gpus.sm_count()
     assert fused.parts_of(4096, 3072, 768)[0] == 1  # there are tiles enough
 
 
