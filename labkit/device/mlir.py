@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 
 import numba
-from numba_cuda_mlir import tools
+from numba_cuda_mlir import decorators, tools
 from numba_cuda_mlir._mlir import ir as mlir
 from numba_cuda_mlir._mlir.dialects import arith, llvm, memref
 from numba_cuda_mlir.cuda import libdevice
@@ -110,6 +111,7 @@ def cuda():
     builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
     MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
     tools.resolve_gpu_target = _with_all_features(tools.resolve_gpu_target)
+    decorators._DEFAULT_INLINE_MAX_STATEMENTS = sys.maxsize  # shared memory is lost of functions that it leaves as calls
     cuda.rsqrt = rsqrt
     return cuda
 
