@@ -53,6 +53,7 @@ def gpu_cuda():
 
     if not compiler.is_mlir():
         return numba_cuda()
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # as above
     from labkit.device import mlir
 
     return mlir.cuda()

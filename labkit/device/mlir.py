@@ -17,16 +17,18 @@ import sys
 import numba
 from numba_cuda_mlir import decorators, tools
 from numba_cuda_mlir._mlir import ir as mlir
-from numba_cuda_mlir._mlir.dialects import arith, llvm, memref
+from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm
 from numba_cuda_mlir.cuda import libdevice
 from numba_cuda_mlir.extending import lower_builtin, overload, typing_registry
-from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of
+from numba_cuda_mlir.lowering import cuda as lowering
+from numba_cuda_mlir.lowering_utilities import get_type_size_bytes
 from numba_cuda_mlir.mlir_lowering import MLIRLower
 from numba_cuda_mlir.numba_cuda import compiler, stubs, types
 from numba_cuda_mlir.numba_cuda.core import ir
 from numba_cuda_mlir.numba_cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba_cuda_mlir.numba_cuda.core.untyped_passes import IRProcessing
 
+from labkit.device import kernel_cache, quick_launch
 from labkit.device.unsigned_mlir import NARROWING
 from labkit.simt import unsigned
 
@@ -90,15 +92,48 @@ def _with_pass(define_untyped_pipeline):
 # --- The module -------------------------------------------------------------------------------------------------------
 
 
+def _aligned(static_shared_memory):
+    """A shared array begins at a multiple of 16 bytes, for accesses of 128 bits; as it comes, of 8."""
+
+    @functools.wraps(static_shared_memory)
+    def allocated(builder, target, shape, dtype, alignment):
+        return static_shared_memory(builder, target, shape, dtype, max(alignment, 16))
+
+    return allocated
+
+
+DYNAMIC = "labkit_dynamic_shared"  # the name in the PTX
+
+
 def _dynamic_shared_memory(builder, kind):
-    """Every `cuda.shared.array(0, ...)` of a kernel is the same memory, as in CUDA C++ and numba-cuda. As it comes, the
-    first takes all of it, and the next begins at its end."""
-    base = builder._get_shared_memory_base()
-    itemsize = arith.constant(mlir.IndexType.get(), get_type_size_bytes(kind.element_type))
-    view = memref.view(result=kind, source=base, byte_shift=index_of(0),
-                       sizes=[arith.divui(memref.dim(base, index_of(0)), itemsize)])
-    builder._dynamic_shared_memory_values.append(view)  # so its len() is known to be what the launch asks for
+    """The dynamic shared memory of a launch, for `cuda.shared.array(0, ...)`. Every such array of a kernel is the same
+    memory, as in CUDA C++ and numba-cuda. As numba-cuda-mlir comes, the first takes all of it, and the next begins at
+    its end; and it lies where ptxas puts static arrays, too."""
+    pointer, module = llvm.PointerType.get(3), builder.mlir_gpu_module.bodyRegion.blocks[0]
+    if not any(isinstance(op, llvm.GlobalOp) and op.sym_name.value == DYNAMIC for op in module):
+        with mlir.InsertionPoint.at_block_begin(module):
+            llvm.GlobalOp(mlir.Type.parse("!llvm.array<0 x i8>"), DYNAMIC,
+                          mlir.Attribute.parse("#llvm.linkage<external>"), addr_space=3, alignment=_alignment(builder))
+    i32, i64 = (mlir.IntegerType.get_signless(bits) for bits in (32, 64))
+    nbytes = llvm.inline_asm(i32, [], "mov.u32 $0, %dynamic_smem_size;", "=r", has_side_effects=False)
+    length = arith.divui(arith.extui(i64, nbytes), arith.constant(i64, get_type_size_bytes(kind.element_type)))
+    start = llvm.mlir_addressof(pointer, DYNAMIC)
+    fields = "ptr<3>, ptr<3>, i64, array<1 x i64>, array<1 x i64>"
+    described = llvm.UndefOp(mlir.Type.parse(f"!llvm.struct<({fields})>")).result
+    zero, one = arith.constant(i64, 0), arith.constant(i64, 1)
+    for place, value in (([0], start), ([1], start), ([2], zero), ([3, 0], length), ([4, 0], one)):
+        described = llvm.insertvalue(container=described, value=value, position=mlir.DenseI64ArrayAttr.get(place))
+    view = builtin.unrealized_conversion_cast([kind], [described])
+    builder._dynamic_shared_memory_values.append(view)
     return view
+
+
+def _alignment(builder) -> int:
+    """The largest alignment that a shared array of the function asks for, in bytes."""
+    asked = [variable for block in builder.func_ir.blocks.values() for statement in block.find_insts(ir.Assign)
+             if isinstance(statement.value, ir.Expr) and statement.value.op == "call"
+             for name, variable in statement.value.kws if name in ("alignment", "alignas")]
+    return max((builder.get_numba_type(variable.name).literal_value for variable in asked), default=16)
 
 
 @functools.cache
@@ -110,9 +145,12 @@ def cuda():
     builder = compiler.DefaultPassBuilder
     builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
     MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
+    lowering.cuda_static_shared_memory = _aligned(lowering.cuda_static_shared_memory)
     tools.resolve_gpu_target = _with_all_features(tools.resolve_gpu_target)
-    decorators._DEFAULT_INLINE_MAX_STATEMENTS = sys.maxsize  # shared memory is lost of functions that it leaves as calls
+    decorators._DEFAULT_INLINE_MAX_STATEMENTS = sys.maxsize  # what it leaves as a call loses its shared arrays
     cuda.rsqrt = rsqrt
+    quick_launch.install_for_mlir()
+    kernel_cache.install_for_mlir()
     return cuda
 
 
@@ -129,8 +167,8 @@ def _fence(instruction):
     return lowered
 
 
-for _fence_of, _scope in ((stubs.threadfence, "gl"), (stubs.threadfence_block, "cta"), (stubs.threadfence_system, "sys")):
-    lower_builtin(_fence_of)(_fence(f"membar.{_scope};"))
+for _name, _scope in (("threadfence", "gl"), ("threadfence_block", "cta"), ("threadfence_system", "sys")):
+    lower_builtin(getattr(stubs, _name))(_fence(f"membar.{_scope};"))
 
 
 @overload(rsqrt, typing_registry=typing_registry, inline="always")
