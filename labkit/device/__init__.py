@@ -54,9 +54,12 @@ def gpu_cuda():
     if not compiler.is_mlir():
         return numba_cuda()
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # as above
-    from labkit.device import mlir
+    from labkit.device import kernel_cache, mlir, quick_launch
 
-    return mlir.cuda()
+    cuda = mlir.cuda()
+    kernel_cache.install_for_mlir()
+    quick_launch.install_for_mlir()
+    return cuda
 
 
 def _add_rsqrt(cuda):

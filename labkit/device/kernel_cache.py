@@ -227,7 +227,8 @@ def install_for_mlir() -> None:
     from numba_cuda_mlir.caching import NullCache
 
     kind = gpu_kernels.dispatcher_type()
-    _give_cache(kind, NullCache, kind.__init__, kind._compile_as_device_callee, "_compile_as_device_callee")
+    if not getattr(kind, "_labkit_cache", False):
+        _give_cache(kind, NullCache, kind.__init__, kind._compile_as_device_callee, "_compile_as_device_callee")
 
 
 def _give_cache(kind: type, no_cache: type, original_init, compile_device, method: str = "compile_device") -> None:

@@ -28,7 +28,6 @@ from numba_cuda_mlir.numba_cuda.core import ir
 from numba_cuda_mlir.numba_cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba_cuda_mlir.numba_cuda.core.untyped_passes import IRProcessing
 
-from labkit.device import kernel_cache, quick_launch
 from labkit.device.unsigned_mlir import NARROWING
 from labkit.simt import unsigned
 
@@ -149,8 +148,6 @@ def cuda():
     tools.resolve_gpu_target = _with_all_features(tools.resolve_gpu_target)
     decorators._DEFAULT_INLINE_MAX_STATEMENTS = sys.maxsize  # what it leaves as a call loses its shared arrays
     cuda.rsqrt = rsqrt
-    quick_launch.install_for_mlir()
-    kernel_cache.install_for_mlir()
     return cuda
 
 

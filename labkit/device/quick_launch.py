@@ -283,6 +283,8 @@ def install_for_mlir() -> None:
     from numba_cuda_mlir.numba_cuda.errors import normalize_kernel_dimensions
 
     kind = gpu_kernels.dispatcher_type()
+    if getattr(kind, "_labkit_quick", False):
+        return
     original = kind.configure
 
     @functools.lru_cache(maxsize=CONFIGURATIONS)
@@ -295,6 +297,7 @@ def install_for_mlir() -> None:
 
     kind.configure, kind.recompile = configure, _forgetting(kind.recompile)
     keep_views(gpu_kernels.array_type())
+    kind._labkit_quick = True
 
 
 def _forgetting(reset):
