@@ -17,11 +17,11 @@ import sys
 import numba
 from numba_cuda_mlir import decorators, tools
 from numba_cuda_mlir._mlir import ir as mlir
-from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm
+from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm, memref
 from numba_cuda_mlir.cuda import libdevice
 from numba_cuda_mlir.extending import lower_builtin, overload, typing_registry
 from numba_cuda_mlir.lowering import cuda as lowering
-from numba_cuda_mlir.lowering_utilities import get_type_size_bytes
+from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of
 from numba_cuda_mlir.mlir_lowering import MLIRLower
 from numba_cuda_mlir.numba_cuda import compiler, stubs, types
 from numba_cuda_mlir.numba_cuda.core import ir
@@ -101,6 +101,31 @@ def _aligned(static_shared_memory):
     return allocated
 
 
+def _contiguous(lower_argument):
+    """Let the compiler know of a C-contiguous argument that it begins at its address, and that its last axis has no
+    gaps: as it comes, an index is multiplied by a stride, which the launch passes, and an offset is added."""
+
+    @functools.wraps(lower_argument)
+    def lowered(builder, target, argument):
+        lower_argument(builder, target, argument)
+        kind, value = builder.get_numba_type(target.name), builder.varmap.get(target.name)
+        is_stored = builder.var_assign_count.get(target.name, 0) > 1  # it is assigned to again: a slot has its values
+        if isinstance(kind, types.Array) and kind.layout == "C" and kind.ndim and not is_stored:
+            builder.varmap[target.name] = _without_gaps(value, kind.ndim)
+
+    return lowered
+
+
+def _without_gaps(array, ndim: int):
+    unknown, of_stride = mlir.ShapedType.get_dynamic_size(), mlir.ShapedType.get_dynamic_stride_or_offset()
+    extents, strides = [unknown] * ndim, [of_stride] * (ndim - 1) + [1]
+    kind = mlir.MemRefType.get(extents, array.type.element_type, mlir.StridedLayoutAttr.get(0, strides))
+    given = memref.extract_strided_metadata(array)[2 + ndim:]
+    sizes = [memref.dim(array, index_of(axis)) for axis in range(ndim)]
+    same = memref.reinterpret_cast(kind, array, [], sizes, list(given)[:-1], [0], extents, strides)
+    return memref.cast(array.type, same)
+
+
 DYNAMIC = "labkit_dynamic_shared"  # the name in the PTX
 
 
@@ -144,6 +169,7 @@ def cuda():
     builder = compiler.DefaultPassBuilder
     builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
     MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
+    MLIRLower.lower_arg_assign = _contiguous(MLIRLower.lower_arg_assign)
     lowering.cuda_static_shared_memory = _aligned(lowering.cuda_static_shared_memory)
     tools.resolve_gpu_target = _with_all_features(tools.resolve_gpu_target)
     decorators._DEFAULT_INLINE_MAX_STATEMENTS = sys.maxsize  # what it leaves as a call loses its shared arrays
