@@ -194,6 +194,20 @@ for _name, _scope in (("threadfence", "gl"), ("threadfence_block", "cta"), ("thr
     lower_builtin(getattr(stubs, _name))(_fence(f"membar.{_scope};"))
 
 
+def _unsigned(operation):
+    """min or max of two unsigned numbers; as it comes, they are compared as signed ones."""
+
+    def lowered(builder, target, args, kwargs):
+        builder.store_var(target, operation(*builder.load_vars(args)))
+
+    return lowered
+
+
+for _kind in (types.uint8, types.uint16, types.uint32, types.uint64):
+    lower_builtin(min, _kind, _kind)(_unsigned(arith.minui))
+    lower_builtin(max, _kind, _kind)(_unsigned(arith.maxui))
+
+
 @overload(rsqrt, typing_registry=typing_registry, inline="always")
 def _rsqrt(x):
     return (lambda x: libdevice.rsqrtf(x)) if x == types.float32 else (lambda x: libdevice.rsqrt(x))

@@ -133,19 +133,51 @@ size = _of_array("size", lambda array: U32, _size)
 
 
 class _Counter(RangeObject):
-    """Count in 32 bits, as `for (unsigned k = ...)` does. The compiler's own counts how often, with a division."""
+    """Count as `for (k = start; k < stop; k += step)` does. As it comes, the compiler counts how often first, with a
+    division, and asks in each round whether it is over before it adds, in a way that no loop optimisation sees through.
 
-    def __init__(self, builder, start, stop, step):
-        self._stop, self._step = stop, step
+    rises: whether the step is known to be above 0 (True) or below (False); None: neither.
+    """
+
+    def __init__(self, builder, kind, start, stop, step, rises):
+        self._stop, self._step, self._rises, self._signed = stop, step, rises, kind.signed
         with builder.alloca_insertion_point():
-            self._current = memref.alloca(mlir.MemRefType.get([1], _i32()), [], [])
+            self._current = memref.alloca(mlir.MemRefType.get([1], start.type), [], [])
         memref.store(start, self._current, [index_of(0)])
 
     def next(self):
         current = memref.load(self._current, [index_of(0)])
         # Also after the last round: a branch would stay in every round, and keep LLVM from counting them.
         memref.store(arith.addi(current, self._step), self._current, [index_of(0)])
-        return IterResult(current, arith.cmpi(arith.CmpIPredicate.ult, current, self._stop))
+        before, after = self._compared(current, "lt"), self._compared(current, "gt")
+        if self._rises is None:
+            rises = arith.cmpi(arith.CmpIPredicate.sgt, self._step, arith.constant(self._step.type, 0))
+            return IterResult(current, arith.select(rises, before, after))
+        return IterResult(current, before if self._rises else after)
+
+    def _compared(self, current, how):
+        predicate = getattr(arith.CmpIPredicate, f"{'s' if self._signed else 'u'}{how}")
+        return arith.cmpi(predicate, current, self._stop)
+
+
+def _lower_range(builder, target, args, kwargs):
+    """range, and u32.range, by a _Counter of the type that they yield."""
+    kind = builder.get_numba_type(target.name).dtype
+    given = [builder.get_numba_type(arg.name) for arg in args]
+    values = [builder.lower_cast(types.unliteral(of), kind, builder.load_var(arg))
+              for of, arg in zip(given, args, strict=True)]
+    integer = mlir.IntegerType.get_signless(kind.bitwidth)
+    start = values[0] if len(values) > 1 else arith.constant(integer, 0)
+    step = values[2] if len(values) > 2 else arith.constant(integer, 1)
+    rises = True
+    if len(values) > 2 and kind.signed:
+        rises = given[2].literal_value > 0 if isinstance(given[2], types.IntegerLiteral) else None
+    builder.store_var(target, _Counter(builder, kind, start, values[min(1, len(values) - 1)], step, rises))
+
+
+_counts = (types.Integer,), (types.Integer,) * 2, (types.Integer,) * 3
+for _arguments in _counts:
+    lower_builtin(range, *_arguments)(_lower_range)
 
 
 def range(*args):
@@ -164,17 +196,8 @@ class _RangeTyping(AbstractTemplate):
 typing_registry.register_global(_named("range", range), types.Function(_RangeTyping))
 
 
-@lower_builtin(range, types.Integer)
-@lower_builtin(range, types.Integer, types.Integer)
-@lower_builtin(range, types.Integer, types.Integer, types.Integer)
-def _make_range(builder, target, args, kwargs):
-    values = [builder.lower_cast(types.unliteral(builder.get_numba_type(arg.name)), U32, builder.load_var(arg))
-              for arg in args]
-    start = values[0] if len(values) > 1 else arith.constant(_i32(), 0)
-    step = values[2] if len(values) > 2 else arith.constant(_i32(), 1)
-    builder.store_var(target, _Counter(builder, start, values[min(1, len(values) - 1)], step))
-
-
+for _arguments in _counts:
+    lower_builtin(range, *_arguments)(_lower_range)
 refresh_registries(include_uninitialized_cuda=False)  # the compiler may have read them already
 
 missing = set(cpu_u32.NAMES) - set(globals())
