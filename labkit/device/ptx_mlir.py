@@ -13,7 +13,7 @@ import functools
 
 from numba_cuda_mlir._mlir import ir
 from numba_cuda_mlir._mlir.dialects import arith, llvm, memref
-from numba_cuda_mlir.extending import intrinsic
+from numba_cuda_mlir.extending import intrinsic, refresh_registries
 from numba_cuda_mlir.lowering_utilities import convert, index_of, llvm_ptr_add_bytes, memref_data_pointer
 from numba_cuda_mlir.numba_cuda import types
 from numba_cuda_mlir.numba_cuda.core.errors import TypingError
@@ -187,3 +187,4 @@ globals().update({name: _line(name) for name in LINES})
 globals().update({name: _constant_line(name) for name in CONSTANT_LINES})
 globals().update({name: _wgmma(name) for name in WGMMA})
 wgmma_descriptor = _named("wgmma_descriptor", _typing_of_descriptor)
+refresh_registries(include_uninitialized_cuda=False)  # the compiler may have read them already

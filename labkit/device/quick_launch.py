@@ -204,7 +204,8 @@ class MlirLaunch:
     the compiler's own configuration, for arguments that only it can pass."""
 
     def __init__(self, dispatcher, original, griddim, blockdim, stream, sharedmem):
-        self.dispatcher, self.griddim, self.blockdim, self.stream = dispatcher, griddim, blockdim, stream
+        self.dispatcher, self.griddim, self.blockdim = dispatcher, griddim, blockdim
+        self.stream, self.sharedmem = stream, sharedmem
         self._original, self._shape = original, (*griddim, *blockdim, sharedmem, stream_handle(stream))
         self._functions = dispatcher.__dict__.setdefault("_labkit_functions", {})
 

@@ -1,5 +1,6 @@
 """Which compiler makes GPU code."""
 
+import os
 import subprocess
 import sys
 
@@ -43,5 +44,5 @@ def test_the_device_says_what_is_missing():
     code = ("from labkit import device\nfrom labkit.device import compiler\n"
             "compiler.installed = lambda name: False\nprint(device.choice().reason)\n")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={
-        **__import__("os").environ, "LABKIT_COMPILER": "mlir", "LABKIT_DEVICE": "auto"})
+        **os.environ, "LABKIT_COMPILER": "mlir", "LABKIT_DEVICE": "auto"})
     assert run.stdout.startswith("LABKIT_COMPILER is mlir, but numba-cuda-mlir is not installed"), run.stderr

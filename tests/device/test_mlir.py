@@ -3,6 +3,7 @@ cache; and what the course puts in place of what it lacks. No GPU is needed, but
 
 import functools
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -282,7 +283,7 @@ print(stats.hits, stats.misses, stats.saved, stats.uncacheable)
 def test_a_second_process_loads_what_the_first_compiled(tmp_path):
     def run(factor):
         done = subprocess.run([sys.executable, "-c", PROCESS.format(factor=factor)], capture_output=True, text=True,
-                              env={**__import__("os").environ, "LABKIT_COMPILER": "mlir", "LABKIT_DEVICE": "cpu",
+                              env={**os.environ, "LABKIT_COMPILER": "mlir", "LABKIT_DEVICE": "cpu",
                                    "LABKIT_KERNEL_CACHE": str(tmp_path)})
         if "libnvvm" in done.stderr or "nvJitLink" in done.stderr:
             pytest.skip("the CUDA toolkit's compiler is not installed")
@@ -303,3 +304,39 @@ def test_keys_tell_the_compilers_apart(monkeypatch):
     kernel_key.toolchain.cache_clear()
     assert kernel_key.toolchain() != ours
     kernel_key.toolchain.cache_clear()
+
+
+ORDER = """
+from labkit import device
+cuda = device.gpu_cuda()
+from labkit.device import compile_target, mlir, u32_mlir as u32
+from labkit.device import ptx_mlir as ptx
+unpack, types = ptx.unpack_half2, mlir.types
+
+def kernel(a, out):
+    x, y, z, w = ptx.load_global4(a, u32.grid(1))
+    low, high = unpack(ptx.pack_half2(x, y))
+    out[0] = low + high
+
+floats = types.Array(types.float32, 1, "C")
+with compile_target.as_if_on((9, 0)):
+    print(cuda.compile_ptx(kernel, types.void(floats, floats))[0].count("ld.global.v4"))
+"""
+
+
+def test_instructions_may_be_imported_after_the_compiler_has_read_its_registries():
+    done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True,
+                          env={**os.environ, "LABKIT_COMPILER": "mlir", "LABKIT_DEVICE": "cpu"})
+    if "libnvvm" in done.stderr or "nvJitLink" in done.stderr:
+        pytest.skip("the CUDA toolkit's compiler is not installed")
+    assert done.stdout.strip() == "1", done.stderr
+
+
+def test_a_launch_configuration_says_what_observe_reads(monkeypatch):
+    from labkit.device.quick_launch import MlirLaunch, stream_handle
+
+    ready = MlirLaunch(type("Dispatcher", (), {})(), None, (3, 2, 1), (64, 1, 1), 7, 128)
+    assert (ready.griddim, ready.blockdim, ready.stream, ready.sharedmem) == ((3, 2, 1), (64, 1, 1), 7, 128)
+    assert ready._shape == (3, 2, 1, 64, 1, 1, 128, 7)
+    stream = type("Stream", (), {"__cuda_stream__": lambda self: (0, 9)})()
+    assert [stream_handle(each) for each in (None, 0, 5, stream)] == [0, 0, 5, 9]
