@@ -130,9 +130,9 @@ DYNAMIC = "labkit_dynamic_shared"  # the name in the PTX
 
 
 def _dynamic_shared_memory(builder, kind):
-    """The dynamic shared memory of a launch, for `cuda.shared.array(0, ...)`. Every such array of a kernel is the same
-    memory, as in CUDA C++ and numba-cuda. As numba-cuda-mlir comes, the first takes all of it, and the next begins at
-    its end; and it lies where ptxas puts static arrays, too."""
+    """The dynamic shared memory of a launch, for `cuda.shared.array(0, ...)`: every such array of a kernel is all of it.
+    As numba-cuda-mlir comes, it is a variable of no size, which ptxas may place before a static array, so that the two
+    overlap."""
     pointer, module = llvm.PointerType.get(3), builder.mlir_gpu_module.bodyRegion.blocks[0]
     if not any(isinstance(op, llvm.GlobalOp) and op.sym_name.value == DYNAMIC for op in module):
         with mlir.InsertionPoint.at_block_begin(module):
