@@ -22,6 +22,7 @@ _HOMES = {
     "roofline": "labkit.measure.roofline",
     "Op": "labkit.kernels.op:Op",
     "agree": "labkit.kernels.agree:agree",
+    "fits": "labkit.measure.fits:fits",
     "check": "labkit.course.check:check",
     "hint": "labkit.course.check:hint",
     "ladder": "labkit.measure:ladder",

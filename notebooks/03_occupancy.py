@@ -201,6 +201,24 @@ pictures.spills(recorded)
 #     more registers than a thread can have.
 
 # %% [markdown]
+# ## Would it fit on another GPU?
+#
+# None of this needs the GPU in question. `ptxas` is a program like any other, and it assembles for every GPU wherever
+# it runs. `fits` asks it how many registers a kernel takes and how many bytes it spills, adds up the shared memory, and
+# does the arithmetic above for each GPU. Here it is for the product with the spills; the bound is the time that bytes
+# or flops take at the least, by the data sheet.
+
+# %%
+from labkit import fits
+
+fits("matmul_register_blocked_16", gpu="t4,rtx3060,a100,h100")
+
+# %% [markdown]
+# It spills on all four. For a kernel of your own, write `fits(my_kernel, gpu="t4,rtx3060")` after you have launched it
+# once, or, in a terminal, `labkit fits mine.py:my_kernel --gpu t4,rtx3060`. If `ptxas` is not installed, both say how
+# to get it.
+
+# %% [markdown]
 # ## What I learned
 #
 # - The scarcest resource decides how many blocks fit, and registers come in steps of eight per thread.
@@ -208,6 +226,7 @@ pictures.spills(recorded)
 # - Work for a thread to do while it waits is as good as more threads, and it leaves more registers to each.
 # - I count the blocks of the last wave before I wonder about the time.
 # - Spilled values are memory traffic that the source does not show.
+# - Whether a kernel fits on a GPU can be found out without that GPU.
 
 # %% [markdown]
 # ## Resources

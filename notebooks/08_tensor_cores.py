@@ -202,7 +202,7 @@ table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
 # halves what each product needs from L2. How much faster do larger tiles make the kernel?
 
 # %%
-climb(recorded, "large_tiles")
+climb(recorded, "large_tiles", against="ldmatrix")
 
 # %% [markdown]
 # {{ half['large_tiles'] / half['ldmatrix']:.2f }} times as fast: {{ 1 - large.instructions / matrix.instructions:.0% }}
@@ -241,6 +241,33 @@ table([(name, profiled[name]["bank_conflicts"], how) for name, how in
 # %% [markdown]
 # Padded or swizzled, less than a ten-thousandth{{ if conflicts_gone }} is left. The swizzled tiles need no byte more
 # than their elements.
+#
+# ## On a T4
+#
+# The T4, which Colab lends, and the RTX 20 series have tensor cores too, of an older kind called *Turing* (compute
+# capability 7.5{{ hardware }}). They have `ldmatrix`. They do not have `cp.async`, nor bfloat16 and TF32, and their
+# largest `mma.sync` in float16 is m16n8k8: half as deep, with two registers of `a` and one of `b`. The rung *turing* is
+# *ldmatrix* written for them. In its inner loop, two instructions do what one did before:
+
+# %%
+from labkit.kernels.matmul.turing import matmul_half_turing_kernel
+
+show_source(matmul_half_turing_kernel, "for start in u32.range(", "right1)")
+
+# %% [markdown]
+# Without `cp.async` a copy passes through registers, and a thread that needs the value waits for it. That is why
+# `fetch_tiles` comes so early: it loads this thread's part of the next tiles into `words`, sixteen registers, and the
+# warp multiplies while the loads are under way. `store_tiles` puts them into shared memory once both tiles are free.
+
+# %%
+agree(MATMUL_HALF, ["matmul_half_turing"], sizes=MATMUL_HALF.awkward[-3:])
+
+# %% [markdown]
+# The other rungs of this lesson run on a T4, too. Their source is the same; only the instructions that labkit writes
+# for it differ. There, `ptx.mma_m16n8k16_f32_f16` becomes two m16n8k8, and `ptx.cp_async_16` a load and a store. The
+# results are right, but the copy no longer runs ahead: each thread waits for its load before it can store the value.
+# Nothing takes the place of tensor cores for bfloat16 and TF32, so checks and ladders leave such a rung out and say
+# why.
 #
 # ## What the formats cost
 #

@@ -191,7 +191,7 @@ table([(token, repr(tokenizer.decode([token], marks=True)))
 from labkit.device import launches
 from labkit.models.llama import Llama, SingleSequence
 
-alone, order = SingleSequence(Llama(config, ours), context=16), []
+alone, order = SingleSequence(Llama(config, ours, "bfloat16"), context=16), []
 launches.planned(lambda: alone([1, 2, 3, 4, 5], watch=lambda key, array: order.append((key, str(array.shape)))))
 table([each for each in order if not each[0].startswith("layers.1")], ["written", "shape"],
       "Layer 1 is as layer 0")

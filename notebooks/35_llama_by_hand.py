@@ -26,7 +26,7 @@ from labkit.models.configs import LLAMA_3_2_1B
 from labkit.models.llama import Kernels, SingleSequence
 from labkit.models.load import load
 
-loaded = load("tiny-llama")
+loaded = load("tiny-llama", dtype="bfloat16")
 model, tokenizer, tiny = loaded.model, loaded.tokenizer, loaded.model.config
 table([(name, getattr(tiny, name), getattr(LLAMA_3_2_1B, name))
        for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -85,7 +85,8 @@ table([(token, repr(tokenizer.decode([token], marks=True))) for token in ids], {
 #
 # The first launch turns tokens into rows: row t of its output is row `ids[t]` of the embedding table. Lesson 34 showed
 # it. Now run the whole model once and keep what every launch writes. We compare our own results with these arrays.
-# A uint16 is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 33.
+# A uint16 is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 33. On a GPU whose tensor cores
+# cannot multiply bfloat16 (a T4), the model computes in float16 instead.
 
 # %%
 from labkit.kernels.dtypes import float32_of
@@ -175,7 +176,7 @@ plots.ladder(measure.recorded_ladder("rmsnorm_bf16", gpu="NVIDIA H200"), None)
 from labkit.kernels.libraries import blas
 
 weight = model.layers[0]["self_attn.qkv_proj.weight"]
-by_blas = cuda.device_array(seen["layers.0.qkv"].shape, np.uint16)
+by_blas = cuda.device_array(seen["layers.0.qkv"].shape, seen["layers.0.qkv"].dtype)
 blas.linear(cuda.to_device(seen["layers.0.input_norm"]), weight, by_blas)
 ours, theirs = float32_of(seen["layers.0.qkv"]), float32_of(by_blas.copy_to_host())
 error = np.abs(ours - theirs).max() / np.abs(ours).max()

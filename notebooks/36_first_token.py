@@ -30,7 +30,7 @@ from labkit.models.configs import LLAMA_3_2_1B
 from labkit.models.llama import Kernels, SingleSequence
 from labkit.models.load import load
 
-loaded = load("tiny-llama")
+loaded = load("tiny-llama", dtype="bfloat16")
 model, tokenizer, tiny = loaded.model, loaded.tokenizer, loaded.model.config
 ids = tokenizer.chat([{"role": "user", "content": "What is a hacker?"}])
 seen, alone = {}, SingleSequence(model, context=64)

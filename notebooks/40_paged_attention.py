@@ -27,6 +27,7 @@ from labkit import agree, cuda, measure, observe, show_source, table
 from labkit.course.drawings import paged_attention as pictures
 from labkit.kernels.attention import paged, pages
 from labkit.kernels.attention.pages import PAGE
+from labkit.kernels.elements import FLOAT32
 from labkit.kernels.ops.paged_decode import PAGED_DECODE, PAGED_DECODE_BF16
 
 rng = np.random.default_rng(26)
@@ -165,8 +166,8 @@ size = {"B": 1, "S": 48, "shortest": 48, "H": 4, "KV": 1, "D": 32}
 out = np.zeros_like(inputs[0])
 matrices = [pages.as_matrix(each) for each in inputs[:3]]
 launches = {
-    "naive": (paged.make_paged_decode_naive(32, False)[1, 32], (*inputs, out, np.float32(scale))),
-    "one block": (make_paged_decode(32, 4, False, 1)[(1, 1, 1), 128],
+    "naive": (paged.make_paged_decode_naive(32, FLOAT32)[1, 32], (*inputs, out, np.float32(scale))),
+    "one block": (make_paged_decode(32, 4, FLOAT32, 1)[(1, 1, 1), 128],
                   (*matrices, *inputs[3:], pages.as_matrix(out), np.float32(scale * pages.LOG2_E), np.uint32(4),
                    np.uint32(1), *paged.decode_parts(1, 4, 32)))}
 in_cache = 2 * 48 * 32 * 4 // 32  # sectors

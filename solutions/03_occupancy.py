@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 03 · Occupancy: exercises
 #
-# A prediction, a calculation that is behind every occupancy in this course, and a kernel from a blank page that needs
-# only as many blocks as fit. Write your answer, run its cell, then run the `check` under it. `hint("predict_waves")`
-# gives a hint, and a better one when you ask again.
+# A prediction, a calculation that is behind every occupancy in this course, a kernel that takes too much of an SM, and
+# one from a blank page that needs only as many blocks as fit. Write your answer, run its cell, then run the `check` under
+# it. `hint("predict_waves")` gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
+from numba import float32, float64
 
 from labkit import check, cuda, hint
 
@@ -68,7 +69,65 @@ check("resident_blocks", resident_blocks)
 # %% [markdown]
 # Occupancy is the number of resident warps divided by the 64 that an SM can hold: `resident_blocks(...) * warps / 64`.
 #
-# ## 3 · From a blank page: pieces in turn
+# ## 3 · Room for two
+#
+# This kernel reverses a vector piece by piece. A block copies its piece of 5,000 elements into shared memory, waits until
+# all of it is there, and stores it backwards. It works, but on a T4 it is slow. An SM of a T4
+# has 64 KB of shared memory, so only one of these blocks fits, and while it waits at the barrier the SM has nothing else
+# to do.
+#
+# Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100. Then look at the table:
+#
+#     from labkit import fits
+#     fits(room_for_two, gpu="t4,rtx3060,h100", types="float32[::1], float32[::1]", block=256)
+#
+# and change one line so that at least two fit on the T4. Pieces stay 5,000 elements long, and go through shared memory.
+
+
+# %%
+@cuda.jit
+def room_for_two(x, out):
+    piece = cuda.shared.array(5000, float64)
+    begin = cuda.blockIdx.x * 5000
+    count = min(5000, x.size - begin)
+    i = cuda.threadIdx.x
+    while i < count:
+        piece[i] = x[begin + i]
+        i += cuda.blockDim.x
+    cuda.syncthreads()
+    i = cuda.threadIdx.x
+    while i < count:
+        out[begin + i] = piece[count - 1 - i]
+        i += cuda.blockDim.x
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def room_for_two(x, out):
+    piece = cuda.shared.array(5000, float32)  # half the bytes: three blocks fit
+    begin = cuda.blockIdx.x * 5000
+    count = min(5000, x.size - begin)
+    i = cuda.threadIdx.x
+    while i < count:
+        piece[i] = x[begin + i]
+        i += cuda.blockDim.x
+    cuda.syncthreads()
+    i = cuda.threadIdx.x
+    while i < count:
+        out[begin + i] = piece[count - 1 - i]
+        i += cuda.blockDim.x
+
+
+### END SOLUTION
+
+# %%
+check("room_for_two", room_for_two)
+
+# %% [markdown]
+# On an RTX 3060 two blocks fitted from the beginning, and on an H100 five. A type that is wider than its values costs
+# nothing on one GPU and half of the resident warps on another; the table shows it before anybody has to own both.
+#
+# ## 4 · From a blank page: pieces in turn
 #
 # A vector `x` is cut into pieces of 64 elements, and each piece has a factor of its own, which multiplies all of its
 # elements:

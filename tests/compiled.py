@@ -27,11 +27,13 @@ def type_of(argument):
     return types.Array(getattr(types, name), int(axes), "C") if axes else getattr(types, name)
 
 
-def resources_of(text: str) -> dict:
-    """What ptxas reports on a kernel that has no float64, keeps all in registers and draws no warning."""
+def resources_of(text: str, spills: int = 0) -> dict:
+    """What ptxas reports on a kernel that has no float64, keeps all in registers and draws no warning. spills: the
+    bytes that tests.spills allows it."""
     assert not re.search(r"\.f64\b|\.local\b", text)
     taken = compiling.resources(text)
     if taken is None:
         pytest.skip("ptxas is not installed")
-    assert taken["spill_bytes"] == taken["stack_bytes"] == 0 and not taken["warnings"]
+    assert taken["spill_bytes"] <= spills and not taken["warnings"]
+    assert spills or taken["stack_bytes"] == 0
     return taken

@@ -1,8 +1,12 @@
 """Shared by all tests: the markers `gpu` and `cpu_device`, a closed or full output, the line that says what was skipped
 and why, and a small course in a temporary directory."""
 
+import functools
 import gc
+import importlib.metadata
+import importlib.util
 import os
+import platform
 import re
 import sys
 import textwrap
@@ -68,6 +72,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+# The reasons of tests/compiled.py and of tests that ask labkit.device.compiling themselves.
+NO_COMPILER = r"toolkit's compiler is not installed|ptxas is not installed|no ptxas"
+
 # What a skipped test is without, by the words of its reason. The first that fits counts.
 SKIPPED = {
     "are about the CPU device": r"CPU device|machine has a GPU",
@@ -76,6 +83,7 @@ SKIPPED = {
     "need cuda-tile": r"cuda-tile|cuTile",
     "need MiniLM's weights (labkit weights minilm)": r"labkit weights minilm",
     "need a CUDA compiler": r"compiler|ptxas",
+    "need numba-cuda-mlir": r"numba-cuda-mlir",
     "need numba-cuda": r"numba.cuda",
     "need a GPU": r"GPU|compute capability|tensor cores",
 }
@@ -91,6 +99,35 @@ def skipped_by_reason(reasons: list[str]) -> str:
     if others:
         parts.append(f"{others} for another reason" if others == 1 else f"{others} for other reasons")
     return f"{len(reasons)} skipped: {', '.join(parts)}"
+
+
+@functools.cache
+def has_compiler_wheels() -> bool:
+    """Whether the wheels of the extra `fits`, which `test` contains, are installed on a system that they are for."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return False
+    return all(importlib.util.find_spec("numba_cuda") and _installed(name)
+               for name in ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc"))
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that is skipped for want of a compiler which is installed has failed: nobody would notice."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and has_compiler_wheels():
+        reason = report.longrepr[2]
+        if re.search(NO_COMPILER, reason):
+            report.outcome = "failed"
+            report.longrepr = f"the compiler's wheels are installed, and the test was skipped: {reason}"
+    return report
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,6 +1,10 @@
 """Invented measurements, for tests of plots and tables. Never shown to a reader."""
 
-from labkit.measure import CPU_DEVICE, Ladder, LadderRow, Timing
+from dataclasses import asdict
+
+from labkit.measure import CPU_DEVICE, Ladder, LadderRow, Timing, roofline
+from labkit.measure.ops import op
+from labkit.measure.timing import HOST_CPU
 
 GPU = "NVIDIA Imaginary"
 MACHINE = {"device": GPU, "kind": "gpu", "date": "2026-01-02", "gpu": GPU, "driver": "1.2", "cuda_runtime": "13.0",
@@ -68,3 +72,38 @@ def measurements():
                     "matmul": [ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7).to_json()]},
             "series": {"vector_add_sizes": crossover(), "volume_add_block_shapes": block_shapes(),
                        "matmul_sizes": matmul_sizes()}}
+
+
+CARD = "NVIDIA GeForce RTX 4060"
+CARD_MACHINE = {"device": CARD, "kind": "gpu", "gpu": CARD, "compute_capability": "8.9", "sms": 24, "l2_mb": 24,
+                "driver": "580.65.06", "cuda_driver": "13.0", "cuda_runtime": "13.0", "date": "2026-01-02",
+                "python": "3.12.3", "labkit": "0.1.0", "numba": "0.68.0", "numba-cuda": "0.30.4", "numpy": "2.5.2",
+                "torch": "2.11.0+cu130", "cupy": None, "triton": None, "host": "x86_64, 16 cores"}
+CARD_LIMITS = roofline.Limits(CARD, 251.0, 14.5, "measured", 14.0, 28.0)
+
+
+def card(*ops, gpu=CARD, machine=CARD_MACHINE, limits=CARD_LIMITS):
+    """A second GPU's recording of real operations at the sizes that they are timed at, as `labkit bench` writes it."""
+    machine = {**machine, "device": gpu, "gpu": gpu}
+    return {"schema": 1, "machine": machine, "limits": {**asdict(limits), "gpu": gpu}, "series": {},
+            "ops": {name: [_ladder_of(op(name), machine, limits).to_json()]
+                    for name in ops or ("vector_add", "matmul")}}
+
+
+def _ladder_of(operation, machine, limits):
+    gpu, size = machine["device"], operation.work.timed_gpu
+    bound = roofline.bound(operation, size, roofline.Limits(**{**asdict(limits), "gpu": gpu}))
+    names = [(rung.__name__, "rung") for rung in operation.rungs]
+    names += [(baseline.title, "host") for baseline in operation.baselines if baseline.library == "numpy"]
+    rows = []
+    for i, (name, kind) in enumerate(names):
+        ms = bound.time_ms * (len(names) + 1) / (i + 2) if kind == "rung" else 1000 * bound.time_ms
+        rows.append(LadderRow(name, "an idea", kind, timing(ms, gpu if kind == "rung" else HOST_CPU),
+                              graph=timing(ms, f"{gpu}, in a CUDA graph") if kind == "rung" and ms < 1 else None,
+                              gbs=bound.bytes / ms / 1e6, tflops=bound.flops / ms / 1e9,
+                              fraction=bound.time_ms / ms if kind == "rung" else None, error=1e-7, error_units=0.3,
+                              kernels=(f"{name}_kernel",)))
+    unit = operation.work.unit
+    return Ladder(operation.name, operation.title, size, unit, gpu, bound.flops, bound.bytes, bound.time_ms,
+                  bound.binds, bound.rate(unit), bound.label, tuple(rows), asdict(bound.limits), machine,
+                  operation.work.peak)

@@ -9,6 +9,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from labkit._common.paths import REPOSITORY
+from labkit.device import doctor
+from labkit.device.facts import Facts, Gpu
+from labkit.device.gpus import GPUS, SUPPORTED
 
 ROOT = REPOSITORY
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -18,7 +21,9 @@ ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 def wanted() -> dict[str, str]:
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    found = [Requirement(text) for text in project["dependencies"] + extras["test"] + extras["grade"]]
+    assert "labkit[fits]" in extras["test"]
+    others = [text for text in extras["test"] if text != "labkit[fits]"]
+    found = [Requirement(text) for text in project["dependencies"] + others + extras["fits"] + extras["grade"]]
     return {canonicalize_name(r.name): str(r.specifier) for r in found}
 
 
@@ -49,6 +54,13 @@ def test_numba_cuda_is_pinned_in_every_extra_and_left_out_on_a_mac():
         assert requirement.marker.evaluate({"sys_platform": "linux"})
 
 
+def test_the_next_compiler_is_pinned_to_the_release_that_is_mended():
+    (requirement,) = map(Requirement, PYPROJECT["project"]["optional-dependencies"]["mlir"])
+    assert requirement.name == "numba-cuda-mlir" and not requirement.marker.evaluate({"sys_platform": "darwin"})
+    version = str(requirement.specifier).removeprefix("==")
+    assert f"numba-cuda-mlir {version} lacks" in (ROOT / "tests" / "device" / "test_mlir_lacks.py").read_text()
+
+
 def test_readme_begins_with_the_two_commands_and_ci_reads_the_second():
     readme = (ROOT / "README.md").read_text()
     block = re.search(r"^```\w*\n(.*?)^```", readme, re.DOTALL | re.MULTILINE).group(1)
@@ -64,6 +76,36 @@ def test_every_extra_that_readme_names_exists():
     readme = (ROOT / "README.md").read_text()
     named = set(re.findall(r"\.\[(\w+)\]", readme))
     assert named <= PYPROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_readme_names_the_gpus_that_are_supported():
+    readme = (ROOT / "README.md").read_text().replace("\n", " ")
+    sentence = re.search(r"labkit supports GPUs of compute capability (.*?)\. It", readme).group(1)
+    expected = {}
+    for gpu in GPUS.values():
+        short = re.sub(r"^(NVIDIA |Tesla |GeForce )+|[ -](SXM\S*|\d+GB.*)$", "", gpu.name)
+        expected.setdefault("{}.{}".format(*gpu.capability), []).append(short)
+    listed = {capability: names.split(", ") for capability, names in re.findall(r"`(\d+\.\d)` \((.*?)\)", sentence)}
+    assert listed == expected
+    assert [tuple(map(int, capability.split("."))) for capability in listed] == list(SUPPORTED)
+
+
+def test_the_page_on_places_names_extras_and_files_that_exist():
+    page = (ROOT / "data" / "places.md").read_text()
+    assert set(re.findall(r"\bcu\d+\b", page)) <= PYPROJECT["project"]["optional-dependencies"].keys()
+    assert (ROOT / ".devcontainer" / "devcontainer.json").is_file() and "`.devcontainer/devcontainer.json`" in page
+    assert "\n### What has not been tried\n" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"older than {Requirement(PYPROJECT['project']['dependencies'][0]).specifier}".replace(">=", "") in page
+
+
+def test_readmes_words_about_drivers_are_the_doctors():
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(r"driver\s+for\s+CUDA\s+(\d+)\s+or\s+newer", readme).group(1) == str(doctor.OLDEST_DRIVER[0])
+    oldest = Gpu("the oldest GPU that is supported", min(SUPPORTED), 0, None, 0, 0)
+    extras = dict(re.findall(r"\.\[(cu\d+)\]' +# driver for CUDA (\d+)", readme))
+    assert len(extras) == 2
+    for extra, major in extras.items():
+        assert doctor.fitting_extra(Facts(driver_cuda=(int(major), 0), gpus=[oldest])) == extra
 
 
 # What CONTRIBUTING's recipes make: no file of it is there.

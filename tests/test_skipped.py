@@ -16,7 +16,7 @@ import pytest
 
 @pytest.mark.parametrize("reason", ["needs a GPU", "needs compute capability 9.0; this GPU has 7.5",
                                     "PyTorch is not installed", "could not import 'torch': No module named 'torch'",
-                                    "the CUDA toolkit's compiler is not installed", "about the CPU device",
+                                    "a CUDA compiler is needed", "about the CPU device",
                                     "this machine has a GPU: its rates are real", "the chapter has no exercises"])
 def test_skips(reason):
     pytest.skip(reason)
@@ -64,3 +64,13 @@ def test_nothing_is_printed_when_nothing_is_skipped(tmp_path):
     small_suite(tmp_path, "def test_runs():\n    pass\n")
     done = run(tmp_path, "0")
     assert done.returncode == 0 and "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_compiler_that_is_installed_is_used(tmp_path, installed):
+    small_suite(tmp_path, "import pytest\n\ndef test_assembles():\n    pytest.skip('ptxas is not installed')\n")
+    with open(tmp_path / "conftest.py", "a") as conftest:
+        conftest.write(f"\n\ndef has_compiler_wheels():\n    return {installed}\n")
+    done = run(tmp_path, "0")
+    assert done.returncode == int(installed), done.stdout
+    assert ("the test was skipped: Skipped: ptxas is not installed" in done.stdout) is installed

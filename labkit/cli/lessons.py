@@ -186,6 +186,8 @@ def build(
     exercises_only: Annotated[bool, typer.Option("--exercises", help="Only build the exercises.")] = False,
     search_only: Annotated[bool, typer.Option("--search", help="Only build the index for labkit search.")] = False,
     prose_only: Annotated[bool, typer.Option("--prose", help="Only update prose; execute nothing.")] = False,
+    gpus_only: Annotated[bool, typer.Option("--gpus", help="Only find out what runs on which GPU: minutes of "
+                                                           "compiling, without a GPU.")] = False,
     device: Device = None,
 ):
     """Execute notebooks/NN_topic.py into notebooks/NN_topic.ipynb, and make the exercises, README's tables and, if the
@@ -205,6 +207,9 @@ def build(
 
     if search_only:
         build_index(console, course, device)
+        return
+    if gpus_only:
+        survey_gpus(console)
         return
 
     failed = False
@@ -282,6 +287,25 @@ def build_index(console, course, device: str | None, optional: bool = False) -> 
     count = search.build(course, encode)
     if count is not None:
         console.print(f"wrote   data/{search.NAME}, {count:,} passages encoded")
+
+
+def survey_gpus(console) -> None:
+    """Compile every kernel for every supported GPU, and record what runs where. What has not changed since the record
+    was made is not compiled again."""
+    choose_device("cpu")
+    from labkit.device.compiling import NoCompiler
+    from labkit.measure import gpu_matrix
+
+    with progress_bar(console, "") as bar:
+        task = bar.add_task("Planning", total=None)
+        try:
+            found = gpu_matrix.survey(gpu_matrix.read(), progress=lambda what, done, of: bar.update(
+                task, description=what, completed=done, total=of))
+        except NoCompiler as error:
+            fail(str(error), code=2)
+    gpu_matrix.write(found)
+    console.print(f"wrote   {paths.shown(gpu_matrix.RECORD)}, {len(found.kernels)} kernels for "
+                  f"{len(gpu_matrix.TARGETS)} kinds of GPU")
 
 
 def build_workbooks(console, errors, course, chapters) -> None:

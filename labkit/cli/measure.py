@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,16 @@ def bench(
         typer.Option("--quick", help="Few runs, nothing written. On a GPU, compare with its recording; else use small "
                                      "sizes."),
     ] = False,
+    share: Annotated[
+        bool,
+        typer.Option("--share", help="Measure nothing; write what is recorded of OPS on this GPU as one file that you "
+                                     "can send in. It names neither you nor this machine."),
+    ] = False,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="FILE", help="Measure nothing; say whether FILE, as --share writes it, can be "
+                                                     "sent in, and if not, why."),
+    ] = None,
     url: Annotated[
         str | None,
         typer.Option("--url", help="A running server, such as http://127.0.0.1:8000.", rich_help_panel=SERVE),
@@ -35,6 +46,11 @@ def bench(
         str | None,
         typer.Option("--model", help="Start a server with this model, as for labkit serve. With --url: which of the "
                                      "server's models to use.", rich_help_panel=SERVE),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="TYPE", help="The type of that model's numbers, as for labkit serve.",
+                     rich_help_panel=SERVE),
     ] = None,
     api_key: Annotated[
         str | None,
@@ -80,11 +96,17 @@ def bench(
 
     For example: labkit bench serve --url http://127.0.0.1:8000 --rate 1,2,4 --slo ttft=200,itl=50
     """
+    if check is not None:
+        raise typer.Exit(check_file(Path(check)))
     choose_device(device)
     if os.environ.get("LABKIT_PRETEND") and not quick:
         raise UserError("LABKIT_PRETEND is set: kernels are those of another GPU, whose times are not recorded; unset "
                         "it, or add --quick")
     ops = ops or []
+    if share:
+        if out is not None or quick:
+            raise UserError(f"--share measures nothing; leave out {'--quick' if quick else '--out'}")
+        raise typer.Exit(share_recording(ops))
     if ops == ["simt"]:
         from labkit.measure.series import simt as measure_simt
 
@@ -92,15 +114,16 @@ def bench(
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES, hint
 
-    load_options = [option for option, value in (("--url", url), ("--model", model), ("--rate", rate),
-                                                 ("--concurrency", concurrency)) if value is not None]
+    load_options = [option for option, value in (("--url", url), ("--model", model), ("--dtype", dtype),
+                                                 ("--rate", rate), ("--concurrency", concurrency)) if value is not None]
     if load_options and ops != ["serve"]:
         raise UserError(f"{load_options[0]} is only for serve: labkit bench serve")
     if load_options:
         if quick:
             raise UserError("--quick does not work with a custom load; set the number of requests with --requests")
-        raise typer.Exit(serve(out, slo, url=url, model=model, key=api_key, rate=rate, concurrency=concurrency,
-                               requests=requests, prompts=prompts, outputs=outputs, seed=seed, timeout_s=timeout))
+        raise typer.Exit(serve(out, slo, url=url, model=model, dtype=dtype, key=api_key, rate=rate,
+                               concurrency=concurrency, requests=requests, prompts=prompts, outputs=outputs, seed=seed,
+                               timeout_s=timeout))
     for op in ops:
         if op == "simt":
             raise UserError("simt must be timed by itself: labkit bench simt")
@@ -112,6 +135,32 @@ def bench(
     except ValueError as error:
         raise UserError(str(error)) from None
     raise typer.Exit(measure.main(ops=ops, out=out, quick=quick) or 0)
+
+
+def share_recording(ops: list[str]) -> int:
+    """Write what is recorded of these operations on this GPU, and say what is in the file. Returns the exit code."""
+    from labkit.measure import share
+    from labkit.measure.ops import HOMES, hint
+
+    for op in ops:
+        if op not in HOMES:
+            raise UserError(f"only operations are shared, and there is no operation {op!r}; {hint(op, HOMES)}")
+    _, text = share.write(ops)
+    consoles()[0].print(text, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def check_file(file: Path) -> int:
+    """Say whether a file can be shared. Returns the exit code."""
+    from labkit.measure import validate
+
+    try:
+        recording = validate.read_shared(file)
+    except ValueError as error:
+        raise UserError(f"{file} cannot be shared:\n{error}") from None
+    consoles()[0].print(f"{file} can be shared: {validate.described(recording)}", markup=False, highlight=False,
+                        soft_wrap=True)
+    return 0
 
 
 def serve(out: str | None, slo: str | None, *, rate: str | None, prompts: str, outputs: str, concurrency: int | None,

@@ -8,7 +8,7 @@ import typer
 
 from labkit._common.errors import UserError
 from labkit._common.files import read_text
-from labkit.cli.shared import Device, choose_device, consoles, progress_bar
+from labkit.cli.shared import Device, Dtype, choose_device, consoles, progress_bar
 
 
 def generate(
@@ -44,8 +44,9 @@ def generate(
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.", min=0)] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always choose the likeliest token.")] = False,
     yours: Annotated[
-        bool, typer.Option("--yours", help="GPT-2: use the kernels from your exercises.")
+        bool, typer.Option("--yours", help="GPT-2: use the kernels from your exercises, which are for float32.")
     ] = False,
+    dtype: Dtype = "auto",
     device: Device = None,
 ):
     """Write text with a model that runs entirely on kernels from this course. Ctrl-C stops it.
@@ -72,7 +73,7 @@ def generate(
     _, notes = consoles()  # the text alone goes to standard output
     path = folder(model)  # a download shows its own progress
     with notes.status(f"Loading {model}"):
-        loaded = load(model, path=path)
+        loaded = load(model, path=path, dtype=dtype)
     notes.print(loaded.log, style="dim", markup=False, soft_wrap=True)
     of_gpt2 = isinstance(loaded.model, GPT2)
     unsupported = ({"--prompts": prompts, "--raw": raw, "--min-p": min_p, "--stop": stop} if of_gpt2
@@ -80,6 +81,8 @@ def generate(
     for option, value in unsupported.items():
         if value:
             raise UserError(f"{option} is not for {loaded.name}, which is a {type(loaded.model).__name__}; see --help")
+    if yours and loaded.model.dtype != "float32":
+        raise UserError(f"--yours needs --dtype float32, not {dtype}")
     if yours:
         loaded = with_your_kernels(loaded, notes)
     try:
@@ -216,11 +219,7 @@ def compare(
                                                   "a GPT-2, Llama, Qwen3 or sentence encoder on the Hugging Face hub.")
     ],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to run through the model, in quotes.")],
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="The model's dtype: float32; for a Llama also bfloat16, the default; for an "
-                                     "encoder also float16, the default on a GPU."),
-    ] = None,
+    dtype: Dtype = "auto",
     transformers: Annotated[
         bool, typer.Option("--transformers", help="Also compare each layer with transformers, if it is installed.")
     ] = False,

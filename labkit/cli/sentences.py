@@ -11,7 +11,7 @@ import typer
 from labkit._common import paths
 from labkit._common.errors import UserError
 from labkit._common.files import read_text, whole_file
-from labkit.cli.shared import Device, choose_device, consoles, progress_bar
+from labkit.cli.shared import Device, Dtype, choose_device, consoles, progress_bar
 
 Model = Annotated[
     str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the Hugging Face hub.")
@@ -73,6 +73,7 @@ def embed(
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the embeddings, as a .npy file.")],
     model: Model = "minilm",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.", min=1)] = 32,
+    dtype: Dtype = "auto",
     device: Device = None,
 ):
     """Embed each line of a file as a float32 row of length 1, so that dot products of rows are cosines.
@@ -93,7 +94,7 @@ def embed(
         raise UserError(f"--out {out} is a {'folder' if path.is_dir() else 'device'}; it must be the path of a file")
     try:
         with whole_file(path) as target:  # before the work: find out now whether it can be written
-            encoder = loaded(model, notes)
+            encoder = loaded(model, notes, dtype)
             began = time.perf_counter()
             embeddings = embeddings_of(encoder, texts, notes, batch_size)
             seconds = time.perf_counter() - began
@@ -111,6 +112,7 @@ def sts(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A score and two sentences per line, separated by tabs "
                                                              "or commas, as in the STS benchmark.")],
     model: Model = "minilm",
+    dtype: Dtype = "auto",
     device: Device = None,
 ):
     """Print Spearman's correlation between human scores and the cosines of the embeddings.
@@ -126,7 +128,7 @@ def sts(
     pairs = benchmark.read(Path(file))
     for problem in pairs.problems:
         notes.print(f"{file}: left out: {problem}", style="yellow", markup=False, soft_wrap=True)
-    encoder = loaded(model, notes)
+    encoder = loaded(model, notes, dtype)
     result = benchmark.judged(pairs, lambda texts: embeddings_of(encoder, texts, notes))
     value = "undefined: all scores or all cosines are equal" if result.spearman is None else f"{result.spearman:.4f}"
     console.print(f"Spearman's correlation over {len(pairs.scores):,} pairs: {value}", markup=False, soft_wrap=True)
@@ -152,12 +154,12 @@ def lines_of(file: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def loaded(model: str, notes):
+def loaded(model: str, notes, dtype: str = "auto"):
     from labkit.models.sentences import Encoder, folder_of
 
     folder = folder_of(model)  # a download shows its own progress
     with notes.status(f"Loading {model}"):
-        return Encoder.from_pretrained(folder)
+        return Encoder.from_pretrained(folder, dtype=dtype)
 
 
 def search(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from labkit._common.errors import UserError
-from labkit.cli.shared import Device, choose_device, consoles
+from labkit.cli.shared import Device, Dtype, choose_device, consoles
 
 
 def serve(
@@ -36,6 +36,7 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Maximum tokens in a prompt and its answer together.", min=2)
     ] = None,
+    dtype: Dtype = "auto",
     engine_process: Annotated[
         bool | None,
         typer.Option("--engine-process/--no-engine-process", show_default=False,
@@ -82,7 +83,7 @@ def serve(
     try:
         settings = Settings(model=model, host=host, port=port, api_key=api_key, max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-                            engine_process=engine_process, max_waiting=max_waiting,
+                            dtype=dtype, engine_process=engine_process, max_waiting=max_waiting,
                             max_connections=max_connections, deadline_s=deadline,
                             allow_origins=tuple(allow_origin or ()), window_control=window_control)
     except ValueError as error:

@@ -19,6 +19,14 @@ Device = Annotated[
                  help="auto, gpu or cpu. You can also set the environment variable LABKIT_DEVICE."),
 ]
 
+Dtype = Annotated[
+    str,
+    typer.Option("--dtype", metavar="TYPE",
+                 help="The type of the model's numbers: auto, float16, float32 or, for a Llama or Qwen3, bfloat16. "
+                      "auto is bfloat16 for these, but float16 on a GPU of a compute capability below 8.0; float32 "
+                      "for a GPT-2; for a sentence encoder float16 on a GPU, else float32."),
+]
+
 
 def guarded(app) -> None:
     """Run the whole command. Turn errors of the machine in any command into a sentence and exit code 2: a full or

@@ -5,6 +5,7 @@ numba_cuda_mlir.cuda in the place of numba.cuda (labkit.device.compiler).
 """
 
 import functools
+import math
 import os
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ def numba_cuda():
     """
     import numpy as np
 
+    from labkit.device import cuda_12
+
+    cuda_12.prefer_on_old_driver()
     if not hasattr(np, "row_stack"):  # removed in NumPy 2.5; numba-cuda 0.30.4 names it at the first launch
         np.row_stack = np.vstack
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the course launches small grids on purpose
@@ -38,6 +42,7 @@ def numba_cuda():
 
     if not hasattr(cuda, "rsqrt"):
         _add_rsqrt(cuda)
+        _align_shared_arrays()
     from labkit.device import kernel_cache, quick_launch, unsigned
 
     kernel_cache.install()
@@ -60,6 +65,24 @@ def gpu_cuda():
     kernel_cache.install_for_mlir()
     quick_launch.install_for_mlir()
     return cuda
+
+
+def _align_shared_arrays():
+    """Let shared arrays of 16 bytes and more begin at multiples of 16 bytes, as 128-bit accesses, cp.async and ldmatrix
+    need. numba-cuda gives an array of float32 four, and whether it begins at sixteen is chance."""
+    from numba.cuda import cudaimpl
+    from numba.cuda.cudadrv import nvvm
+
+    original = cudaimpl._generic_array
+
+    @functools.wraps(original)
+    def generic_array(context, builder, shape, dtype, symbol_name, addrspace, can_dynsized=False, alignment=None):
+        nbytes = math.prod(shape) * context.get_abi_sizeof(context.get_data_type(dtype))
+        if addrspace == nvvm.ADDRSPACE_SHARED and alignment is None and not 0 < nbytes < 16:  # 0: dynamic
+            alignment = 16
+        return original(context, builder, shape, dtype, symbol_name, addrspace, can_dynsized, alignment)
+
+    cudaimpl._generic_array = generic_array
 
 
 def _add_rsqrt(cuda):

@@ -3,7 +3,7 @@
     text = ptx(kernel, types.void(types.float32[::1], types.uint32))
     resources(text)                      # {"registers": 32, "spill_bytes": 0, ...}, where ptxas is installed
 
-Needs numba-cuda and the CUDA toolkit's compiler (`pip install labkit[fits]`), no GPU and no driver.
+Needs numba-cuda and the CUDA toolkit's compiler (INSTALL), no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labkit.device import compiler
 from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
 
-FORMS = ((7, 5), (8, 0), (9, 0))  # compute capabilities from which labkit.device.ptx_gpu writes other code
+INSTALL = "pip install -e '.[fits]'"
 
 
 class NoCompiler(RuntimeError):
@@ -79,23 +79,32 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     return ptx_for(kernel, signature, [cc], **options)[cc]
 
 
+def changes(kernel) -> set[tuple]:
+    """The compute capabilities at which the code of the kernel's instructions changes."""
+    from labkit.device import needs, ptx_lines
+
+    used = needs.instructions(kernel) if hasattr(kernel, "py_func") else INTRINSICS  # any, in a Python function
+    return {at for name in used if (at := ptx_lines.changed_at(name))}
+
+
 def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
-    """As `ptx`, for several compute capabilities: Numba's part of the work is done once for those that share FORMS."""
+    """As `ptx`, for several compute capabilities: Numba's part of the work is done once for those for which
+    labkit.device.ptx_lines has the same texts."""
     _gpu_cuda()
     own = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
     options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
     compiled = _ptx_by_mlir if compiler.is_mlir() else _ptx_by_numba_cuda
     libraries, found = {}, {}
+    starts = {(0, 0), *changes(kernel)}
     for cc in ccs:
-        front = max(known for known in FORMS if known <= cc[:2])
+        front = max(start for start in starts if start <= cc[:2])
         function = _for_gpu(getattr(kernel, "py_func", kernel), front)
         try:
             with as_if_on(cc):
                 found[cc] = compiled(function, signature, cc, libraries, front, options)
         except Exception as error:
             if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
-                raise NoCompiler(f"the CUDA toolkit's compiler is not installed (pip install labkit[fits]): "
-                                 f"{error!s:.80}") from None
+                raise NoCompiler(f"the CUDA toolkit's compiler is not installed ({INSTALL}): {error!s:.80}") from None
             raise
     return found
 

@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from labkit.device.facts import PACKAGES, Facts, collect
+from labkit.device.gpus import SUPPORTED
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_DRIVER = (12, 0)  # the oldest CUDA that numba-cuda 0.30 has wheels for
@@ -73,12 +74,18 @@ def _gpu_faults(facts: Facts):
         yield _no_gpu(facts)
         return
 
-    extra = _fitting_extra(facts)
+    extra = fitting_extra(facts)
     install = f"pip install -e '.[{extra}]'"
     if facts.driver_cuda and facts.driver_cuda < OLDEST_DRIVER:
         yield Finding("error", f"The NVIDIA driver is too old: it knows CUDA {_dots(facts.driver_cuda)}.",
                       f"numba-cuda needs a driver for CUDA {_dots(OLDEST_DRIVER)} or newer.", _driver_command(facts))
         return
+    oldest = min(SUPPORTED)
+    for gpu in facts.gpus:
+        if gpu.capability < oldest:
+            yield Finding("warning", f"The {gpu.name} is too old: its compute capability is {_dots(gpu.capability)}.",
+                          f"labkit's kernels need {_dots(oldest)} or newer; some run on it, others do not.",
+                          _export(facts, "LABKIT_DEVICE", "cpu"))
     numba_cuda = facts.packages.get("numba-cuda")
     if numba_cuda is None:
         yield Finding("error", "numba-cuda is not installed.", "It is what compiles kernels for the GPU.", install)
@@ -115,10 +122,10 @@ def _toolkit_faults(facts: Facts, extra: str, install: str):
     elif "UNSUPPORTED_PTX_VERSION" in facts.smoke:
         reads = f"knows CUDA {_dots(driver) if driver else '?'} and reads no newer PTX."
         newer = toolkit and driver and toolkit > driver
-        pin = f" 'cuda-toolkit=={_dots(driver)}.*'" if driver else ""
+        limit = toolkit_limit(facts, extra)
         yield Finding("error", "Kernels compile, but the driver refuses them: CUDA_ERROR_UNSUPPORTED_PTX_VERSION.",
                       f"The toolkit is CUDA {_dots(toolkit)}, the driver {reads}" if newer else f"The driver {reads}",
-                      install + pin)
+                      f"{install} '{limit}'" if limit else install)
     else:
         explained = False
 
@@ -150,6 +157,14 @@ def _choice_faults(facts: Facts):
 
 
 def _no_driver(facts: Facts) -> Finding:
+    if facts.wsl == 1:
+        return Finding("note", "This is WSL 1, which cannot use a GPU; WSL 2 can.",
+                       "Kernels run on labkit's CPU device.",
+                       "wsl --set-version <distribution> 2   (in PowerShell; wsl -l names the distributions)")
+    if facts.wsl == 2:
+        return Finding("note", "WSL has no NVIDIA driver, so no GPU is used.",
+                       "If this computer has an NVIDIA GPU, then its driver for Windows, which puts libcuda into "
+                       "/usr/lib/wsl/lib, is missing or too old, or WSL is.", _driver_command(facts))
     if facts.nvidia_hardware:
         return Finding("error", "An NVIDIA GPU is in this machine, but its driver was not found.",
                        "libcuda, which comes with the driver, could not be loaded.",
@@ -180,16 +195,36 @@ def _no_gpu(facts: Facts) -> Finding:
                        "Only the GPUs that this variable lists can be seen.", _unset(facts, "CUDA_VISIBLE_DEVICES"))
     if facts.driver_error in NO_GPU:
         return Finding("error", *NO_GPU[facts.driver_error])
+    if facts.wsl:
+        return Finding("error", "WSL has a driver, but it sees no GPU.",
+                       "The driver belongs on Windows only; a Linux driver installed in WSL hides it.",
+                       "sudo apt purge 'libnvidia-compute-*'   (then in PowerShell: wsl --shutdown)")
     message = f"cuInit reports {facts.driver_error}." if facts.driver_error else "It lists no device."
     return Finding("error", "The driver is there, but sees no GPU.", message,
                    "docker run --gpus all ..." if facts.container else "nvidia-smi")
 
 
-def _fitting_extra(facts: Facts) -> str:
-    """cu13 where driver and GPUs can have it, cu12 otherwise."""
+CUDA_12_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12")
+CUDA_13_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-nvvm", "nvidia-nvjitlink")
+
+
+def fitting_extra(facts: Facts) -> str:
+    """cu12 or cu13, whichever driver and GPUs can use; if they can use both, the one whose wheels are installed."""
     new_driver = facts.driver_cuda is not None and facts.driver_cuda >= (13, 0)
     new_gpus = all(gpu.capability >= CUDA_13_CAPABILITY for gpu in facts.gpus)
-    return "cu13" if new_driver and new_gpus else "cu12"
+    if not (new_driver and new_gpus):
+        return "cu12"
+    return "cu12" if _any_installed(facts, CUDA_12_WHEELS) and not _any_installed(facts, CUDA_13_WHEELS) else "cu13"
+
+
+def _any_installed(facts: Facts, names: tuple[str, ...]) -> bool:
+    return any(facts.packages.get(name) for name in names)
+
+
+def toolkit_limit(facts: Facts, extra: str) -> str:
+    """A requirement for pip that keeps the toolkit from being newer than the driver; "" where none is needed."""
+    major, minor = facts.driver_cuda or (0, 0)
+    return f"cuda-toolkit<{major}.{minor + 1}" if extra == f"cu{major}" else ""
 
 
 def _toolkit_version(facts: Facts) -> tuple[int, int] | None:
@@ -214,6 +249,8 @@ def _clean_install(facts: Facts, install: str) -> str:
 def _driver_command(facts: Facts) -> str:
     if facts.platform == "Windows":
         return "start https://www.nvidia.com/drivers"
+    if facts.wsl:
+        return "wsl --update   (in PowerShell; and install the driver on Windows: https://www.nvidia.com/drivers)"
     return "sudo ubuntu-drivers install   (other systems: https://www.nvidia.com/drivers)"
 
 
@@ -259,7 +296,8 @@ def report(console, facts: Facts, findings: list[Finding]) -> None:
     def row(name: str, value: str) -> None:
         table.add_row(name, escape(value))
 
-    row("Python", f"{_dots(facts.python)} on {facts.platform} {facts.machine}")
+    wsl = f" (WSL {facts.wsl})" if facts.wsl else ""
+    row("Python", f"{_dots(facts.python)} on {facts.platform} {facts.machine}{wsl}")
     for name in PACKAGES:
         row(name, facts.packages.get(name) or "not installed")
     row("baselines", ", ".join(f"{name} {version}" for name, version in facts.baselines.items()) or "none installed")

@@ -57,6 +57,7 @@ class Facts:
     platform: str = "Linux"
     machine: str = "x86_64"
     container: bool = False
+    wsl: int = 0  # the version of the Windows Subsystem for Linux, 1 or 2; 0 anywhere else
     packages: dict[str, str | None] = field(default_factory=dict)
     baselines: dict[str, str] = field(default_factory=dict)
     numpy_allowed: str = ""  # what the installed numba accepts, such as "<2.6,>=1.22"
@@ -82,11 +83,23 @@ class Facts:
 
 def collect() -> Facts:
     """Look at the machine. Each step may fail; what it would have found then keeps its default."""
+    facts = without_imports()
+    for look in (_look_at_numba, _look_at_cache, _look_at_toolkit, _look_at_choice):
+        with contextlib.suppress(Exception):
+            look(facts)
+    if facts.gpus and facts.packages.get("numba-cuda"):
+        facts.smoke = _run_smoke()
+    return facts
+
+
+def without_imports() -> Facts:
+    """Return what can be found out before labkit's dependencies are installed: driver, GPUs and installed versions."""
     facts = Facts(
         python=sys.version_info[:3],
         platform=platform.system(),
         machine=platform.machine(),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+        wsl=_wsl_version(platform.release()),
         packages={name: _installed(name) for name in (*PACKAGES, *TOOLKIT_PACKAGES)},
         baselines={name: version for name in BASELINES if (version := _installed(name))},
         numpy_allowed=_numpy_allowed(),
@@ -94,12 +107,17 @@ def collect() -> Facts:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         requested=os.environ.get("LABKIT_DEVICE", "").strip().lower() or "auto",
     )
-    for look in (_look_at_numba, _look_at_cache, _look_at_hardware, _look_at_driver, _look_at_toolkit, _look_at_choice):
+    for look in (_look_at_hardware, _look_at_driver):
         with contextlib.suppress(Exception):
             look(facts)
-    if facts.gpus and facts.packages.get("numba-cuda"):
-        facts.smoke = _run_smoke()
     return facts
+
+
+def _wsl_version(release: str) -> int:
+    """By the kernel's release: "4.4.0-19041-Microsoft" is WSL 1, "6.6.87.2-microsoft-standard-WSL2" is WSL 2."""
+    if "microsoft" not in release.lower():
+        return 0
+    return 1 if release.endswith("-Microsoft") else 2
 
 
 def _installed(name: str) -> str | None:
@@ -213,6 +231,9 @@ def _look_at_toolkit(facts: Facts) -> None:
         return
     from cuda import pathfinder
 
+    from labkit.device import cuda_12
+
+    cuda_12.prefer_on_old_driver()
     for name in ("nvvm", "nvrtc", "nvJitLink"):
         facts.libraries[name] = None
         with contextlib.suppress(Exception):

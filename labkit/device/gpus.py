@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from labkit import device
@@ -135,12 +136,23 @@ def _present() -> GPU:
     raw = device.gpu_cuda().get_current_device()
     name = device.gpu_name()
     sheet = sheet_of(name)
-    rates = (None,) * 5 if sheet is None else (sheet.memory_gb, sheet.bandwidth_gbs, sheet.fp32_tflops,
-                                               sheet.tf32_tflops, sheet.f16_tflops)
+    if sheet is None:
+        rates = (None, _bandwidth_of(raw), None, None, None)
+    else:
+        rates = sheet.memory_gb, sheet.bandwidth_gbs, sheet.fp32_tflops, sheet.tf32_tflops, sheet.f16_tflops
     return GPU(name, raw.MULTIPROCESSOR_COUNT, raw.MAX_THREADS_PER_MULTIPROCESSOR,
                raw.MAX_BLOCKS_PER_MULTIPROCESSOR, raw.MAX_REGISTERS_PER_MULTIPROCESSOR,
                raw.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, tuple(raw.compute_capability)[:2],
                raw.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, *rates)
+
+
+def _bandwidth_of(raw) -> float | None:
+    """GB/s by the driver's attributes, the memory's clock in kHz and the width of its bus in bits: two transfers a
+    clock. None where the driver does not give them."""
+    try:
+        return 2 * raw.MEMORY_CLOCK_RATE * raw.GLOBAL_MEMORY_BUS_WIDTH / 8 / 1e6 or None
+    except AttributeError:
+        return None
 
 
 _planned: GPU | None = None
@@ -158,10 +170,21 @@ def plan_for(gpu: GPU):
         _planned = before
 
 
+def planned_for() -> GPU | None:
+    """The GPU of plan_for; None outside of it."""
+    return _planned
+
+
 def target() -> GPU:
     """The GPU that kernels are chosen and compiled for: the planned or pretended one, else the present one. On the CPU
     device an H200, so that kernels are chosen as they are there."""
     return _planned or pretended() or (_present() if device.on_gpu() else GPUS["h200"])
+
+
+def lacks_shared(nbytes: int) -> str:
+    """Why a block of the target cannot have so many bytes of shared memory; empty if it can."""
+    allowed = target().shared_per_block
+    return f"needs {nbytes:,} bytes of shared memory a block; this GPU allows {allowed:,}" if nbytes > allowed else ""
 
 
 def chosen_on_gpu() -> bool:
@@ -177,6 +200,37 @@ def limited() -> bool:
 def sm_count() -> int:
     """How many streaming multiprocessors (SMs) the target has."""
     return target().multiprocessors
+
+
+# Launchers choose by times that were measured on an H200, which these scale to the target. Results can depend on such a
+# choice, so it is made from data sheets and the driver's attributes alone: a measured rate would vary from run to run.
+
+
+def of_an_h200(rate: str, per_sm: bool = False) -> float:
+    """The target's rate as a multiple of an H200's, by their data sheets; 1 where one is not known. rate: the name of a
+    field, "bandwidth_gbs" or "fp32_tflops". per_sm: of one SM."""
+    gpu, h200 = target(), GPUS["h200"]
+    known = getattr(gpu, rate)
+    if known is None:
+        return 1.0
+    return known / getattr(h200, rate) * (h200.multiprocessors / gpu.multiprocessors if per_sm else 1.0)
+
+
+def for_sms(count: int) -> int:
+    """A number of rows or blocks that was found for an H200's SMs, for those of the target."""
+    return count * sm_count() // GPUS["h200"].multiprocessors
+
+
+def cached_by_target(function: Callable) -> Callable:
+    """Decorate a function whose result depends on the target besides its arguments: functools.cache for each target."""
+    cached = functools.cache(lambda gpu, *args: function(*args))
+
+    @functools.wraps(function)
+    def of_target(*args):
+        return cached(target(), *args)
+
+    of_target.cache_clear = cached.cache_clear
+    return of_target
 
 
 def pretend() -> None:

@@ -9,7 +9,8 @@
     scale = make_scale(2)          # costs nothing; scale.__name__ is "scale_kernel"
     scale[grid, block](x)          # the factory runs here, once
 
-So a rung can name a kernel for each tile, and those that are never launched cost no time.
+So a rung can name a kernel for each tile, and those that are never launched cost no time. The factory may ask
+labkit.device.gpus what the GPU has: within plan_for it runs once for each compute capability.
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from __future__ import annotations
 import functools
 import types
 
+from labkit.device import gpus
+
 
 class LazyKernel:
     """Stands for one kernel of a factory, which it builds when anything but its name is used."""
 
     def __init__(self, name: str, make, index: int):
         self.__name__ = self.__qualname__ = name
-        self._make, self._index, self._kernel = make, index, None
+        self._make, self._index = make, index
+        self._kernel = self._planned = None  # the kernel last built, and what it was planned for
 
     def build(self):
         """The kernel itself, what @cuda.jit made."""
-        if self._kernel is None:
-            result = self._make()
+        planned = gpus.planned_for()
+        if self._kernel is None or planned is not self._planned:
+            result = self._make(planned and planned.capability)
             self._kernel = result[self._index] if isinstance(result, tuple) else result
+            self._planned = planned
         return self._kernel
 
     def __getitem__(self, configuration):
@@ -63,7 +69,7 @@ def kernel_factory(make):
     @functools.cache
     @functools.wraps(make)
     def factory(*args, **kwargs):
-        make_once = functools.cache(functools.partial(make, *args, **kwargs))
+        make_once = functools.cache(lambda planned: make(*args, **kwargs))
         lazy = tuple(LazyKernel(name, make_once, index) for index, name in enumerate(names))
         return lazy if len(lazy) > 1 else lazy[0]
 

@@ -130,7 +130,7 @@ DYNAMIC = "labkit_dynamic_shared"  # the name in the PTX
 
 
 def _dynamic_shared_memory(builder, kind):
-    """The dynamic shared memory of a launch, for `cuda.shared.array(0, ...)`: every such array of a kernel is all of it.
+    """The dynamic shared memory of a launch, for `cuda.shared.array(0, ...)`: each such array of a kernel is all of it.
     As numba-cuda-mlir comes, it is a variable of no size, which ptxas may place before a static array, so that the two
     overlap."""
     pointer, module = llvm.PointerType.get(3), builder.mlir_gpu_module.bodyRegion.blocks[0]

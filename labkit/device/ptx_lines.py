@@ -144,11 +144,12 @@ for _count in (2, 4):
               f"[${_count}];", [U32] * _count, [MATRICES], aligned=True)
 
 
-def _mma(name, shape, types_text, accumulator, count):
-    """mma.sync with `count` accumulator registers, four registers of A and two of B. m16n8k16 of float16 is two
-    products m16n8k8, one after the other, before compute capability 8.0."""
-    d, a, b, c = ([f"${k}" for k in range(start, start + n)]
-                  for start, n in ((0, count), (count, 4), (count + 4, 2), (count + 6, count)))
+def _mma(name, shape, types_text, accumulator, count, of_a=4):
+    """mma.sync with `count` accumulator registers, of_a registers of A and half as many of B. m16n8k16 of float16 is
+    two products m16n8k8, one after the other, before compute capability 8.0."""
+    of_b = of_a // 2
+    d, a, b, c = ([f"${k}" for k in range(start, start + n)] for start, n in
+                  ((0, count), (count, of_a), (count + of_a, of_b), (count + of_a + of_b, count)))
 
     def line(shape, *registers):
         listed = ", ".join(f"{{{', '.join(each)}}}" for each in registers)
@@ -159,11 +160,12 @@ def _mma(name, shape, types_text, accumulator, count):
         half = [f"t{k}" for k in range(count)]
         before = AMPERE, (f"{{ .reg .{'f32' if accumulator == F32 else 'b32'} t<{count}>; "
                           f"{line('m16n8k8', half, a[:2], b[:1], c)} {line('m16n8k8', d, a[2:], b[1:], half)} }}")
-    _line(name, line(shape, d, a, b, c), [accumulator] * count, [*[U32] * 6, *[accumulator] * count], before,
-          aligned=True)
+    operands = [*[U32] * (of_a + of_b), *[accumulator] * count]
+    _line(name, line(shape, d, a, b, c), [accumulator] * count, operands, before, aligned=True)
 
 
 _mma("mma_m16n8k16_f32_f16", "m16n8k16", "f32.f16.f16.f32", F32, 4)
+_mma("mma_m16n8k8_f32_f16", "m16n8k8", "f32.f16.f16.f32", F32, 4, of_a=2)
 _mma("mma_m16n8k16_f32_bf16", "m16n8k16", "f32.bf16.bf16.f32", F32, 4)
 _mma("mma_m16n8k16_f16_f16", "m16n8k16", "f16.f16.f16.f16", U32, 2)
 _mma("mma_m16n8k8_f32_tf32", "m16n8k8", "f32.tf32.tf32.f32", F32, 4)
@@ -246,6 +248,12 @@ _line("named_barrier_sync", "bar.sync $0, $1;", [], [U32, U32])
 
 _missing = set(cpu_ptx.INTRINSICS) - {*LINES, *CONSTANT_LINES, *WGMMA, "wgmma_descriptor"}
 assert not _missing, f"labkit.simt.ptx names intrinsics that have no PTX here: {sorted(_missing)}"
+
+
+def changed_at(name: str) -> tuple | None:
+    """The compute capability from which an instruction is another text; None if it is one for all."""
+    line = LINES.get(name) or CONSTANT_LINES.get(name)
+    return line.before[0] if line and line.before else None
 
 
 # --- The types of a call ----------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from labkit._common.errors import UserError
 from labkit.engine.model_runner import ModelRunner, longest, most_pages
 from labkit.engine.options import checked
 from labkit.kernels.attention.pages import PAGE, pages_for
-from labkit.models.llama import DTYPES, Llama
+from labkit.models.dtypes import DTYPES
+from labkit.models.llama import Llama
 from labkit.models.load import ARCHITECTURES, folder, load, model_type, reading
 from labkit.models.tokenizer import CONFIG, Tokenizer
 
@@ -27,7 +28,7 @@ def load_runner(name: str, *, dtype: str = "auto", **options) -> tuple[ModelRunn
         _, architecture = ARCHITECTURES[model_type(path)]
     if not issubclass(architecture, Llama):
         raise UserError(f"{name} is a {architecture.__name__}; the engine runs Llama and Qwen3")
-    loaded = load(name, path=path, dtype="bfloat16" if dtype == "auto" else dtype)
+    loaded = load(name, path=path, dtype=dtype)
     return runner_of(loaded.model, **options), loaded.tokenizer
 
 

@@ -84,7 +84,7 @@ class ModelRunner:
         self._workspace = Workspace(config, rows, self._sequences, model.dtype)
         self._memory = cuda.device_array(layout.size, np.int32)
         self._last = cuda.to_device(np.zeros(max_num_seqs + 1, np.int32))  # by slot; the last one is for padding
-        self._tokens = cuda.device_array(self._sequences, np.int32)
+        self._tokens = cuda.to_device(np.zeros(self._sequences, np.int32))  # tokens, where a plan launches nothing
         self._logprobs = cuda.device_array(self._sequences, np.float32)  # under the adjusted logits
         self._scratch = Scratch.allocate(self._sequences, config.vocab_size)
         self._logprob_rows = cuda.device_array((self._sequences, logprobs.COLUMNS), np.float32)  # the model's

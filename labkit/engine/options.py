@@ -33,12 +33,9 @@ def _check_scheduler(name: str, value) -> type[Scheduler]:
 
 
 def _check_dtype(name: str, value) -> str:
-    from labkit.models.llama import DTYPES
+    from labkit.models.dtypes import chosen
 
-    allowed = ("auto", *DTYPES)
-    if not isinstance(value, str) or value not in allowed:
-        kind = ValueError if isinstance(value, str) else TypeError
-        raise kind(f"{name} is {short(value)}; it must be {', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}")
+    chosen(value, "Llama")
     return value
 
 

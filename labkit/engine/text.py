@@ -58,7 +58,7 @@ def _write_gpt2(loaded: Loaded, prompt: str, show, tokens: int, sampler: Sampler
 
     def timed() -> Iterator[int]:
         last = time.perf_counter()
-        workspace = Workspace(loaded.model.config)
+        workspace = Workspace(loaded.model.config, dtype=loaded.model.dtype)
         compile_ahead.prepare(loaded.model.needed(workspace, len(ids)), progress=compiling)
         for token in generate(loaded.model, ids, tokens, sampler, seed=seed, stop=loaded.tokenizer.stop,
                               workspace=workspace):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from labkit import device
-from labkit.device import gpu_kernels, launches
+from labkit.device import gpu_kernels, gpus, launches
 from labkit.device.quick_launch import kept, types_key
 
 MAX_GRID_YZ = 65_535  # CUDA's limit on the second and third axis of a grid; the first allows 2**31 - 1
@@ -85,16 +85,14 @@ def blocks_for(extent: tuple, block: tuple) -> tuple:
     return grid
 
 
-MAX_SHARED = 232_448  # bytes of a block on compute capability 9.0; 49,152 by default
-
-
 def dynamic_shared(kernel, nbytes: int, *args) -> None:
     """Allow `kernel`, as compiled for these arguments, up to `nbytes` of dynamic shared memory a block.
 
     More than 48 KB must be allowed once, by this call; then kernel[grid, block, stream, nbytes](*args) may be launched.
     """
-    if not 0 <= nbytes <= MAX_SHARED:
-        raise ValueError(f"nbytes is {nbytes:,}; a block can have 0 to {MAX_SHARED:,} bytes of shared memory")
+    if not 0 <= nbytes <= (allowed := gpus.target().shared_per_block):
+        raise ValueError(f"nbytes is {nbytes:,}; {kernel.__name__} can have 0 to {allowed:,} bytes of shared memory a "
+                         f"block on {gpus.target().name}")
     if not device.on_gpu():
         kernel.allow_dynamic_shared(nbytes)
         return
@@ -105,6 +103,21 @@ def dynamic_shared(kernel, nbytes: int, *args) -> None:
     _allow_on_gpu(kernel, nbytes, numba_types)
     if types is not None:
         _known[kernel, types] = _allowed.get((kernel, numba_types), -1)
+
+
+def fits(tile) -> bool:
+    """Whether a block of the GPU that kernels are chosen for can have a tile's `shared_bytes`."""
+    return tile.shared_bytes <= gpus.target().shared_per_block
+
+
+def resident(blocks: int, threads: int, shared_bytes: int = 0) -> int:
+    """Return the blocks of an SM for which launch_bounds limits a kernel's registers: `blocks`, as measured on Hopper;
+    on other GPUs no more than an SM has threads and shared memory for, as a tighter limit would only cause spills."""
+    gpu = gpus.target()
+    if gpu.capability == (9, 0):
+        return blocks
+    reserved = 1024  # bytes that CUDA keeps of each block's shared memory
+    return max(1, min(blocks, gpu.threads // threads, gpu.shared_bytes // (shared_bytes + reserved)))
 
 
 def launch_tiled(kernel, grid, stream, *args) -> None:

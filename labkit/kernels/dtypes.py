@@ -16,11 +16,16 @@ from labkit._common.tables import ResultTable
 
 def bfloat16_of(values) -> np.ndarray:
     """The nearest bfloat16, ties to even, as uint16. NaN stays NaN; beyond the largest is infinity."""
-    values = np.ascontiguousarray(values, np.float32)
+    values = np.atleast_1d(np.asanyarray(values, np.float32, order="C"))
     bits = values.view(np.uint32)
     nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     quiet_nan = ((bits >> 16) | 0x40).astype(np.uint16)
     return np.where(np.isnan(values), quiet_nan, nearest)
+
+
+def of_dtype(values, dtype) -> np.ndarray:
+    """The values rounded to the nearest of a type, uint16 for bfloat16."""
+    return bfloat16_of(values) if np.dtype(dtype) == np.uint16 else np.asarray(values, dtype)
 
 
 def float32_of(bits: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Float32 and bfloat16 from one source: loads and stores of one element, or of eight neighbours of a row at once.
+"""Kernels of all three elements from one source: loads and stores of one, or of eight neighbours of a row at once.
 
 A factory takes an Element and gets its device functions: `access = ACCESS[element]`, then access.load(array, i) is a
-float32 whatever the array holds. Eight neighbours are 128 bits of bfloat16, in one access, or 256 bits of float32, in
-two. bfloat16 lies in arrays of uint16.
+float32 whatever the array holds. Eight neighbours are 128 bits of 16-bit elements, in one access, or 256 bits of
+float32, in two. bfloat16 lies in arrays of uint16.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.elements import BFLOAT16, FLOAT32, bfloat16_bits, bfloat16_number
+from labkit.kernels.elements import BFLOAT16, FLOAT16, FLOAT32, Element
 
 ZERO = float32(0.0)
 
@@ -64,52 +64,6 @@ def store_singles_f32(array, i, valid, local, offset):
             array[i + e] = local[offset + e]
 
 
-# --- bfloat16 ---------------------------------------------------------------------------------------------------------
-
-
-@cuda.jit(device=True)
-def load_bf16(array, i):
-    return bfloat16_number(array[i])
-
-
-@cuda.jit(device=True)
-def store_bf16(array, i, value):
-    array[i] = bfloat16_bits(value)
-
-
-@cuda.jit(device=True)
-def load_eight_bf16(local, offset, array, i, valid):
-    a, b, c, d = 0, 0, 0, 0
-    if valid > 0:  # all eight or none
-        a, b, c, d = ptx.load_global4(array, i)
-    local[offset], local[offset + 1] = ptx.unpack_bf162(a)
-    local[offset + 2], local[offset + 3] = ptx.unpack_bf162(b)
-    local[offset + 4], local[offset + 5] = ptx.unpack_bf162(c)
-    local[offset + 6], local[offset + 7] = ptx.unpack_bf162(d)
-
-
-@cuda.jit(device=True)
-def store_eight_bf16(array, i, valid, local, offset):
-    if valid > 0:
-        ptx.store_global4(array, i, ptx.pack_bf162(local[offset], local[offset + 1]),
-                          ptx.pack_bf162(local[offset + 2], local[offset + 3]),
-                          ptx.pack_bf162(local[offset + 4], local[offset + 5]),
-                          ptx.pack_bf162(local[offset + 6], local[offset + 7]))
-
-
-@cuda.jit(device=True)
-def load_singles_bf16(local, offset, array, i, valid):
-    for e in u32.range(8):
-        local[offset + e] = load_bf16(array, i + e) if valid > int32(e) else ZERO
-
-
-@cuda.jit(device=True)
-def store_singles_bf16(array, i, valid, local, offset):
-    for e in u32.range(8):
-        if valid > int32(e):
-            store_bf16(array, i + e, local[offset + e])
-
-
 # --- By the element ---------------------------------------------------------------------------------------------------
 
 
@@ -129,11 +83,57 @@ class Access(NamedTuple):
         return self.eight if vectorized else self.singles
 
 
+# --- 16 bits ----------------------------------------------------------------------------------------------------------
+
+
+def make_access(element: Element):
+    """The Access of elements of 16 bits."""
+    number, to_element, pack, unpack = element.number, element.element, element.pack, element.unpack
+
+    @cuda.jit(device=True)
+    def load(array, i):
+        return number(array[i])
+
+    @cuda.jit(device=True)
+    def store(array, i, value):
+        array[i] = to_element(value)
+
+    @cuda.jit(device=True)
+    def load_eight(local, offset, array, i, valid):
+        a, b, c, d = 0, 0, 0, 0
+        if valid > 0:  # all eight or none
+            a, b, c, d = ptx.load_global4(array, i)
+        local[offset], local[offset + 1] = unpack(a)
+        local[offset + 2], local[offset + 3] = unpack(b)
+        local[offset + 4], local[offset + 5] = unpack(c)
+        local[offset + 6], local[offset + 7] = unpack(d)
+
+    @cuda.jit(device=True)
+    def store_eight(array, i, valid, local, offset):
+        if valid > 0:
+            ptx.store_global4(array, i, pack(local[offset], local[offset + 1]),
+                              pack(local[offset + 2], local[offset + 3]),
+                              pack(local[offset + 4], local[offset + 5]),
+                              pack(local[offset + 6], local[offset + 7]))
+
+    @cuda.jit(device=True)
+    def load_singles(local, offset, array, i, valid):
+        for e in u32.range(8):
+            local[offset + e] = load(array, i + e) if valid > int32(e) else ZERO
+
+    @cuda.jit(device=True)
+    def store_singles(array, i, valid, local, offset):
+        for e in u32.range(8):
+            if valid > int32(e):
+                store(array, i + e, local[offset + e])
+
+    return Access(load, store, element.rounded, (load_eight, store_eight), (load_singles, store_singles))
+
+
 ACCESS = {
     FLOAT32: Access(load_f32, store_f32, FLOAT32.rounded, (load_eight_f32, store_eight_f32),
                     (load_singles_f32, store_singles_f32)),
-    BFLOAT16: Access(load_bf16, store_bf16, BFLOAT16.rounded, (load_eight_bf16, store_eight_bf16),
-                     (load_singles_bf16, store_singles_bf16)),
+    BFLOAT16: make_access(BFLOAT16), FLOAT16: make_access(FLOAT16),
 }
 
 
@@ -143,7 +143,10 @@ def in_eights(columns: int, *arrays) -> bool:
 
 
 def rounded_as(array: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """For references: a function that rounds float64 values to bfloat16 if `array` holds that; else the identity."""
-    if array.dtype != np.uint16:
-        return lambda values: values
-    return lambda values: float32_of(bfloat16_of(values)).astype(np.float64)
+    """For references: a function that rounds float64 values as `array` does, to bfloat16 or float16; the identity for
+    float32."""
+    if array.dtype == np.float16:
+        return lambda values: values.astype(np.float16).astype(np.float64)
+    if array.dtype == np.uint16:
+        return lambda values: float32_of(bfloat16_of(values)).astype(np.float64)
+    return lambda values: values

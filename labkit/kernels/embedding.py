@@ -2,8 +2,8 @@
 And of Llama, which encodes positions in its attention: out[t] = tokens[ids[t]].
 
 Shapes  ids (T,) int32, tokens (V, C), positions (P, C), start (1,) int32, out (T, C); float32, C-contiguous; any sizes
-        token_embedding: tokens and out both float32, or both uint16, which holds bfloat16; ids int32 or uint32
-Work    T*C additions; 12*T*C bytes: two rows read, one written. token_embedding: 8*T*C bytes, 4*T*C in bfloat16
+        token_embedding: tokens and out both float32, float16, or bfloat16 (uint16); ids int32 or uint32
+Work    T*C additions; 12*T*C bytes: two rows read, one written. token_embedding: 8*T*C bytes, 4*T*C of 16-bit elements
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019)
 
 start, the number of tokens before these, is in device memory, so that a captured graph can be launched again for the
@@ -19,7 +19,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, check_block
 from labkit.kernels.dtypes import float64_of
-from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
+from labkit.kernels.elements import BFLOAT16, FLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.op import rung
 from labkit.kernels.wrapping import wrapping_add
 
@@ -116,8 +116,8 @@ def _check(ids, tokens, positions, start, out) -> tuple:
 
 # --- Tokens alone: Llama ----------------------------------------------------------------------------------------------
 
-NANS = {FLOAT32: NAN, BFLOAT16: np.uint16(0x7FC0)}
-NAN_WORDS = {FLOAT32: NAN, BFLOAT16: uint32(0x7FC07FC0)}  # 32 bits: one element, or two
+NANS = {FLOAT32: NAN, FLOAT16: NAN, BFLOAT16: np.uint16(0x7FC0)}
+NAN_WORDS = {FLOAT32: NAN, FLOAT16: uint32(0x7E007E00), BFLOAT16: uint32(0x7FC07FC0)}  # 32 bits: one element, or two
 
 
 def token_embedding_reference(ids, tokens):

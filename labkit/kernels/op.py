@@ -71,7 +71,12 @@ class Rung:
     @property
     def missing(self) -> str:
         """Why the GPU that kernels are chosen for cannot run it; empty if it can."""
-        return missing(self.needs)
+        if not gpus.limited():
+            return ""
+        # A launcher with kernels for several tiles picks one that fits.
+        shared = min((kernel.shared_bytes for kernel in launches.kernels_of(self) if hasattr(kernel, "shared_bytes")),
+                     default=0)
+        return needs.lacks(gpus.target().capability, self.needs) or gpus.lacks_shared(shared)
 
     def called(self, name: str, launcher: Callable, **fields) -> Rung:
         """This rung under another name and called in another way, as an Op needs it: with its inputs, then out."""
@@ -111,10 +116,20 @@ def rungs_of(module, prefix: str = "") -> tuple[Rung, ...]:
                  and value.__module__ == module.__name__ and name.startswith(prefix and f"{prefix}_"))
 
 
-def missing(needed: tuple | None) -> str:
-    """Why the GPU that kernels are chosen for lacks this compute capability; empty if it has it. The CPU device has
-    all, unless LABKIT_PRETEND says otherwise."""
-    return needs.lacks(gpus.target().capability, needed) if gpus.limited() else ""
+def missing(*kernels) -> str:
+    """Why the GPU that kernels are chosen for cannot run these, by their instructions and the shared memory that their
+    factories say they take (shared_bytes); empty if it can. The CPU device has everything, unless LABKIT_PRETEND says
+    otherwise."""
+    if not gpus.limited():
+        return ""
+    gpu = gpus.target()
+    return _missing(gpu.capability, gpu.shared_per_block, kernels)
+
+
+@functools.cache  # launchers ask at each launch
+def _missing(capability: tuple[int, int], shared_per_block: int, kernels: tuple) -> str:
+    shared = max(getattr(launches.built(kernel), "shared_bytes", 0) for kernel in kernels)
+    return needs.lacks(capability, needs.of(*kernels)) or gpus.lacks_shared(shared)
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------
@@ -209,6 +224,8 @@ def sizes(axes: str, *lengths: tuple[int, ...]) -> tuple[dict, ...]:
 
 def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """float32 in [-1.5, 1.5). The factor 3 fills all 24 bits, so that sums round as in real use."""
+    if hasattr(rng, "zeros"):  # labkit.measure.unfilled: launches are only planned, and no value matters
+        return rng.zeros(shape)
     values = np.empty(shape, np.float32)
     flat = values.reshape(-1)
     chunks = -(-flat.size // CHUNK)  # several threads fill a large array, each with its own generator

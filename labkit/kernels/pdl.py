@@ -27,9 +27,7 @@ kernel runs while its inputs are written.
 Source  CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"
 """
 
-from labkit import device
-from labkit.device import ptx
-from labkit.kernels.op import missing
+from labkit.device import gpus, ptx
 
 NEEDS = (9, 0)
 # Percent of an SM's memory that kernels which load weights to registers leave to be shared: loads that are in flight
@@ -40,7 +38,7 @@ CARVEOUT = 50
 def uses_pdl(rows: int) -> bool:
     """Whether the kernels of a step with so many rows should be made so on the present device. Not on the CPU device,
     where it would change nothing."""
-    return (rows == 1 or rows > 8) and device.on_gpu() and not missing(NEEDS)
+    return (rows == 1 or rows > 8) and gpus.chosen_on_gpu() and gpus.target().capability >= NEEDS
 
 
 def load_of(early: bool):

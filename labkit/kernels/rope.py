@@ -1,8 +1,8 @@
 """Rotary position embedding, fused with its neighbours: QKV is split, queries and keys are rotated, and keys and
 values are written into the pages of the cache. With q_norm and k_norm each head is normalised first (Qwen3).
 
-Shapes  qkv (T, (H + 2K) * D): the H query heads of a token, its K key heads, its K value heads; all float32, or uint16,
-        which holds bfloat16, as q (T, H, D), keys and values (pages, K, page, D), q_norm and k_norm (D,). D even
+Shapes  qkv (T, (H + 2K) * D): the H query heads of a token, its K key heads, its K value heads; all float32, float16 or
+        bfloat16 (uint16), as q (T, H, D), keys and values (pages, K, page, D), q_norm and k_norm (D,). D even
         table (P, D) float32 from rope_table; positions, slots (T,) int32: page index * page + offset in the page
 Work    6 flops for each pair that is rotated; each element of qkv is read once and written once
 Source  Su et al.: RoFormer (2021), https://arxiv.org/abs/2104.09864; the pairs (d, d + D/2) are those of transformers
@@ -297,8 +297,8 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
 
 def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, eps=EPS, stream=0,
                      together=True):
-    """The launcher to use: one launch, in which a thread has eight pairs of a head, 128 bits of bfloat16 from each
-    half, and writes them where they belong. together=False: load and store one element at a time."""
+    """The launcher to use: one launch, in which a thread has eight pairs of a head, 128 bits from each half, and
+    writes them where they belong. together=False: load and store one element at a time."""
     element = _check(qkv, table, positions, slots, q, keys, values, norms=(q_norm, k_norm))
     (num_tokens, heads, dim), (pages, kv_heads, page, _) = q.shape, keys.shape
     normalised = q_norm is not None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda
+from labkit.device import gpus
 from labkit.kernels.arguments import check_array
 from labkit.kernels.op import rung
 from labkit.kernels.sampling_rows import PARAMETER_DTYPES, check_sampling
@@ -22,7 +23,7 @@ from labkit.kernels.sampling_search import BINS, CANDIDATES, CHUNK, THREADS, WAR
 from labkit.kernels.sampling_split import make_split
 from labkit.kernels.sampling_stats import BOUND_CHUNKS
 
-TARGET_BLOCKS = 264  # two for each SM of an H200
+BLOCKS_PER_SM = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +117,7 @@ def _launch_split(logits, parameters, tokens, logprobs, scratch, stream, splits=
     find_max[(chunks, rows), THREADS, stream](logits, temperature, top_k, top_p, min_p, s.chunk_stats, s.chunk_argmax,
                                               s.warp_maxima, s.histogram, s.gathered)
     # With many rows a block takes several chunks: it adds its histogram to the row's.
-    span = CHUNK * -(-chunks // min(chunks, splits or max(1, TARGET_BLOCKS // rows)))
+    span = CHUNK * -(-chunks // min(chunks, splits or max(1, BLOCKS_PER_SM * gpus.sm_count() // rows)))
     blocks = (-(-scratch.cols // span), rows)
     weigh[blocks, THREADS, stream](logits, temperature, top_k, top_p, min_p, s.chunk_stats, s.chunk_argmax,
                                    s.warp_maxima, s.histogram, s.stats, s.least_weights, s.filters, tokens, logprobs,

@@ -74,7 +74,7 @@ PRUNE_FRACTION = float32(0.75)  # of the mass that top_p drops
 
 @kernel_factory
 def make_split(load):
-    @cuda.jit(launch_bounds=(THREADS, 4))
+    @cuda.jit(launch_bounds=(THREADS, 2))  # with more blocks of an SM, a thread's 16 logits are spilled
     def sample_max_kernel(logits, temperature, top_k, top_p, min_p, chunk_stats, chunk_argmax, warp_maxima, histogram,
                           gathered):
         partials, partial_index = cuda.shared.array((WARPS, 4), float32), cuda.shared.array(WARPS, int32)

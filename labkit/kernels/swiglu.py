@@ -1,11 +1,11 @@
 """SwiGLU: the activation between the two products of a Llama layer's MLP, out = silu(gate) * up.
 
-Shapes  gate_up (T, 2F): the gates of a token, then its ups; out (T, F); both float32, or both uint16, which holds
-        bfloat16; C-contiguous
+Shapes  gate_up (T, 2F): the gates of a token, then its ups; out (T, F); both float32, both float16, or both uint16,
+        which holds bfloat16; C-contiguous
 Work    5 flops and an exponential for each output; 3*T*F elements: two read, one written
 Source  Shazeer: GLU Variants Improve Transformer (2020), https://arxiv.org/abs/2002.05202
 
-silu(x) = x / (1 + exp(-x)), in float32. In bfloat16 it is rounded before it is multiplied, and the product is rounded
+silu(x) = x / (1 + exp(-x)), in float32. In 16 bits it is rounded before it is multiplied, and the product is rounded
 again, as the modules of transformers do. The fused product, which keeps the gates and ups out of memory, is
 linear_swiglu in kernels/linear/.
 """

@@ -28,8 +28,8 @@ from labkit._common.tables import size_text
 from labkit.measure import Ladder, comparisons, roofline, targets, validate
 from labkit.measure.ops import HOMES, hint, op
 from labkit.measure.series import SERIES, Series
+from labkit.measure.validate import SCHEMA
 
-SCHEMA = 1
 BUILD = paths.REPOSITORY / "build" / "bench"
 
 

@@ -188,9 +188,9 @@ class Ladder(ResultTable):
             return None if value is None else Timing(**value)
 
         kinds = {"rival": "baseline"}  # recordings keep an earlier word
-        rows = tuple(LadderRow(**{**row, "kind": kinds.get(row["kind"], row["kind"]),
+        rows = tuple(LadderRow(**{"idea": "", **row, "kind": kinds.get(row["kind"], row["kind"]),
                                   **{name: timing(row.get(name)) for name in ("timing", "graph", "called")},
-                                  "kernels": tuple(row["kernels"]), "resources": tuple(row.get("resources", ()))})
+                                  **{name: tuple(row.get(name, ())) for name in ("kernels", "resources")}})
                      for row in data["rows"])
         return cls(**{**data, "rows": rows})
 

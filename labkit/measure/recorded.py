@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from labkit import device
 from labkit._common import paths, recordings
 from labkit.measure.machine import slug
@@ -31,3 +33,18 @@ def recorded_series(name: str, gpu: str | None = None) -> dict | None:
     """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
     data = recorded(gpu, "series", name)
     return None if data is None else data.get("series", {}).get(name)
+
+
+def shared_folder() -> Path:
+    """Where the files lie that `labkit bench --share` writes: one for each GPU that somebody has shared."""
+    return paths.MEASUREMENTS / "shared"
+
+
+def recordings_by_gpu() -> dict[str, list[dict]]:
+    """Every GPU of which something is recorded, by its name, with its recordings: the course's own, then what others
+    shared."""
+    found: dict[str, list[dict]] = {}
+    for path in (*sorted(paths.MEASUREMENTS.glob("*.json")), *sorted(shared_folder().glob("*.json"))):
+        recording = recordings.read(path)
+        found.setdefault(recording["machine"]["device"], []).append(recording)
+    return found

@@ -30,7 +30,7 @@ from labkit import cuda, device
 from labkit._common.files import read_json, write_text
 from labkit._common.tables import ResultTable, number, size_text
 from labkit._common.version import __version__
-from labkit.device import kernel_cache, ptx
+from labkit.device import gpus, kernel_cache, ptx
 from labkit.kernels.op import Op
 from labkit.measure.machine import machine
 from labkit.measure.recorded import recorded
@@ -69,18 +69,19 @@ class Limits:
         value = getattr(self, f"{name}_tflops")
         if value is not None:
             return value
-        if self.gpu in DATA_SHEET_TENSOR:
-            return DATA_SHEET_TENSOR[self.gpu][name]
+        sheet = gpus.sheet_of(self.gpu)
+        if sheet is not None and getattr(sheet, f"{name}_tflops") is not None:
+            return getattr(sheet, f"{name}_tflops")
         raise ValueError(f"the {PEAK_NAMES[name]} of {self.gpu} is not known")
 
     def peak_source(self, name: str) -> str:
         return self.source if getattr(self, f"{name}_tflops") is not None else "data sheet, not measured"
 
 
-# NVIDIA's data sheet for the H200 SXM (dense, without sparsity), used until a measurement is recorded.
-DATA_SHEET_TENSOR = {"NVIDIA H200": {"tf32": 494.0, "f16": 989.0}}
-H200_DATA_SHEET = Limits("NVIDIA H200", 4800.0, 67.0, "data sheet, not measured", **{
-    f"{name}_tflops": value for name, value in DATA_SHEET_TENSOR["NVIDIA H200"].items()})
+def of_data_sheet(gpu: gpus.GPU) -> Limits:
+    """What the data sheet of a GPU says; until a GPU is measured, this is what is known of it."""
+    return Limits(gpu.name, gpu.bandwidth_gbs, gpu.fp32_tflops, "data sheet, not measured", gpu.tf32_tflops,
+                  gpu.f16_tflops)
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,14 @@ class Bound:
 
 def bound(op: Op, size: dict, limits: Limits | None = None) -> Bound:
     """The larger of the time its bytes need and the time its flops need."""
-    limits = limits or _limits()
-    nbytes, flops = op.work.bytes(**size), op.work.flops(**size)
+    return bound_of(op.work.bytes(**size), op.work.flops(**size), op.work.peak, limits or _limits())
+
+
+def bound_of(nbytes: int, flops: int, peak: str, limits: Limits) -> Bound:
+    """The same from the bytes and the flops, and the units that compute these: "fp32", "tf32" or "f16"."""
     bytes_ms = nbytes / limits.bandwidth_gbs / 1e6
-    flops_ms = flops / limits.peak(op.work.peak) / 1e9
-    return Bound(max(bytes_ms, flops_ms), "bytes" if bytes_ms >= flops_ms else "flops", nbytes, flops, limits,
-                 op.work.peak)
+    flops_ms = flops / limits.peak(peak) / 1e9
+    return Bound(max(bytes_ms, flops_ms), "bytes" if bytes_ms >= flops_ms else "flops", nbytes, flops, limits, peak)
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,7 +185,7 @@ def _limits() -> Limits:
         return _kept(file) or _keep(_measured(), file)
     data = recorded()
     if data is None or "limits" not in data:
-        return H200_DATA_SHEET
+        return of_data_sheet(gpus.GPUS["h200"])
     found = data["limits"]
     return Limits(**{**found, "source": f"recorded on {found['gpu']}, {data['machine']['date']}"})
 

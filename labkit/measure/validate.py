@@ -5,18 +5,30 @@
     differences(one, other)     which times of two recordings of the same GPU are further apart than the tolerance
     profile_differences(recording, profile)     the same for a recording and Nsight Compute's times of those launches
     check(recording, known)     raises ValueError for problems, prints differences: before a file is replaced
+    shared_problems(recording)  the faults of a file that somebody shares, who may send anything
 
-They work on the JSON as data/measurements/README.md describes it, and need neither a GPU nor the kernels.
+They work on the JSON as data/measurements/README.md describes it, and need no GPU.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import shorten
 
 from labkit._common.tables import size_text
+from labkit.device import gpus
+from labkit.kernels.baselines import forms
+from labkit.kernels.op import Op
+from labkit.measure import ops, roofline
+from labkit.measure.timing import HOST_CPU
+
+SCHEMA = 1
 
 ABOVE_LIMIT = 1.05  # the limit is measured, by a copy; an operation that writes less than it reads is a little faster
 TOLERANCE = 0.25  # two runs on the same GPU: the host's times vary most
@@ -217,3 +229,237 @@ def _is_date(text) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+# --- Files that others share -----------------------------------------------------------------------------------------
+
+_TIMING = {"p5": float, "p50": float, "p95": float, "runs": int, "where": str}
+_FACTS = {"device": str, "kind": str, "gpu": str, "compute_capability": str, "sms": int, "l2_mb": int, "driver": str,
+          "cuda_driver": (str, None), "cuda_runtime": (str, None), "date": str, "python": str}
+PACKAGES = ("labkit", "numba", "numba-cuda", "numpy", "torch", "cupy", "triton")
+MACHINE = {**_FACTS, **dict.fromkeys(PACKAGES, (str, None))}
+LIMITS = {"gpu": str, "bandwidth_gbs": float, "fp32_tflops": float, "source": str,
+          **{f"{units}_tflops": (float, None) for units in ("tf32", "f16", "mma_tf32", "mma_f16")}}
+ROW = {"name": str, "kind": str, "timing": _TIMING, "graph": (_TIMING, None), "called": (_TIMING, None), "gbs": float,
+       "tflops": float, "fraction": (float, None), "error": float, "error_units": float}
+LADDER = {"op": str, "title": str, "size": {str: int}, "unit": str, "where": str, "flops": int, "bytes": int,
+          "bound_ms": float, "binds": str, "limit": float, "limit_label": str, "peak": str, "limits": LIMITS,
+          "machine": MACHINE, "skipped": {str: str}, "rows": [ROW]}
+SHARED = {"schema": int, "machine": MACHINE, "limits": LIMITS, "ops": {str: [LADDER]}, "series": {}}
+"""What a shared file holds, and nothing else. A pair with None may be null; {str: ...} has any keys."""
+
+LARGEST_SHARED = 1_500_000  # bytes
+LARGEST_CACHE_MB = 512
+LONGEST_MS = 3_600_000
+NOT_TIMED = "it failed"  # in place of an error's text, which may hold anything
+_OWN_REASONS = "needs .*|it allows .*"  # why labkit does not time a rung
+ABOVE_SHEET = 1.25  # a data sheet's flops are those at its boost clock, which many cards exceed
+_GPU_NAME = r"(?=.*\d|.*TITAN)(NVIDIA|Tesla|Quadro|GeForce|TITAN|GRID) [\w .+-]{1,60}"
+_VERSION = r"[0-9][\w.+!-]{0,39}"
+_PRIVATE = re.compile(r"(?P<path>(?<![\w.)])(?:~|\.{1,2})?/[\w.~-]+|\b[A-Za-z]:\\|\\\\\w|\w\.py\b|\w/\w+/)"
+                      r"|(?P<address>\w@\w|://|\b\d{1,3}(?:\.\d{1,3}){3}\b)"
+                      r"|(?P<host>\blocalhost\b|\b[\w-]+\.(?:local|lan|internal|corp|home|com|org|net|edu|io|ai)\b)")
+
+
+def read_shared(path: Path) -> dict:
+    """Read a file that somebody shares. Raises ValueError with all that is wrong in it, a line each."""
+    try:
+        if path.stat().st_size > LARGEST_SHARED:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {LARGEST_SHARED:,} are allowed")
+        recording = json.loads(path.read_text(encoding="utf-8"))  # NaN, too, which is no time
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if errors := shared_problems(recording):
+        raise ValueError("\n".join(errors))
+    return recording
+
+
+def shared_problems(recording: object) -> list[str]:
+    """Return what is wrong with a file that somebody shares, each as a sentence: all of `problems`, and what cannot be
+    a GPU's, is unknown to this version of labkit, or does not belong into a public file."""
+    if not isinstance(recording, Mapping) or recording.get("schema") != SCHEMA:
+        schema = recording.get("schema") if isinstance(recording, Mapping) else recording
+        return [f"schema is {_short(schema)}; {SCHEMA} is allowed"]
+    if errors := [*_of_form(recording, SHARED, "")]:
+        return errors  # what follows reads all of it
+    gpu = recording["machine"]["device"]
+    found = [*_of_machine(recording["machine"], "machine"), *problems_of_limits(recording["limits"], gpu),
+             *_private_texts(recording, ""), *_of_operations(recording), *problems(recording)]
+    return list(dict.fromkeys(found))
+
+
+def described(recording: Mapping) -> str:
+    """What a shared file holds, in a few words: "12 operations on NVIDIA GeForce RTX 4060, 2026-11-28"."""
+    count, machine = len(recording["ops"]), recording["machine"]
+    return f"{count} operation{'s' * (count != 1)} on {machine['device']}, {machine['date']}"
+
+
+def may_be_shared(reason: str) -> bool:
+    """Whether the reason why a rung was not timed is one of labkit's, and not the text of an error."""
+    return re.fullmatch(_OWN_REASONS, reason) is not None and private(reason) is None
+
+
+def private(text: str) -> str | None:
+    """What of a text does not belong into a public file, such as "the path /home/me"; None if nothing."""
+    found = _PRIVATE.search(text)
+    return found and f"the {found.lastgroup} {found[0]!r}"
+
+
+def _of_form(value: object, form: object, name: str) -> Iterator[str]:
+    """Yield where `value` is not what SHARED says."""
+    if isinstance(form, tuple):
+        if value is not None:
+            yield from _of_form(value, form[0], name)
+    elif isinstance(form, Mapping) and isinstance(value, Mapping):
+        inner = dict.fromkeys(value, form[str]) if str in form else form
+        yield from (f"{_named(name, key)} is missing" for key in inner if key not in value)
+        yield from (f"{_named(name, key)} is there, which a shared file does not hold" for key in value
+                    if key not in inner)
+        for key in inner.keys() & value.keys():
+            yield from _of_form(value[key], inner[key], _named(name, key))
+    elif isinstance(form, list) and isinstance(value, list):
+        for i, each in enumerate(value):
+            yield from _of_form(each, form[0], f"{name}[{i}]")
+    elif isinstance(form, Mapping | list):
+        yield f"{name} is {_short(value)}; a JSON {'object' if isinstance(form, Mapping) else 'array'} is needed"
+    elif isinstance(value, bool) or not isinstance(value, (int, float) if form is float else form):
+        yield f"{name} is {_short(value)}; {({str: 'a text', int: 'an integer', float: 'a number'})[form]} is needed"
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        yield f"{name} is {_short(value)}; less than 2^63 is needed"
+
+
+def _named(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _short(value: object) -> str:
+    return shorten(repr(value), 60)
+
+
+def _of_machine(machine: Mapping, label: str) -> Iterator[str]:
+    name = machine["device"]
+    if machine["kind"] != "gpu":
+        yield f"{label}: kind is {machine['kind']!r}: only times of a GPU are shared, not those of the CPU device"
+    if not re.fullmatch(_GPU_NAME, name) or machine["gpu"] != name:
+        yield f"{label}: {name!r} is no name of a GPU as the driver gives it, such as 'NVIDIA GeForce RTX 4060'"
+    if _is_date(machine["date"]) and machine["date"] > (datetime.date.today() + datetime.timedelta(1)).isoformat():
+        yield f"{label}: the date {machine['date']} is in the future"
+    for key in ("compute_capability", "driver", "cuda_driver", "cuda_runtime", "python", *PACKAGES):
+        if machine[key] is not None and not re.fullmatch(_VERSION, machine[key]):
+            yield f"{label}: {key} is {_short(machine[key])}; a version is needed"
+    if not 0 <= machine["l2_mb"] <= LARGEST_CACHE_MB:
+        yield f"{label}: l2_mb is {machine['l2_mb']}; 0 to {LARGEST_CACHE_MB} is allowed"
+    sheet = gpus.sheet_of(name)
+    if sheet is not None:
+        capability = ".".join(map(str, sheet.capability))
+        for key, expected in (("compute_capability", capability), ("sms", sheet.multiprocessors)):
+            if machine[key] != expected:
+                yield f"{label}: {key} is {machine[key]}; {name} has {expected}"
+
+
+def problems_of_limits(limits: Mapping, gpu: str) -> Iterator[str]:
+    """Yield what no GPU of this name reaches by its data sheet; without one, by the highest of all data sheets."""
+    yield from (f"limits: {key} is {value!r}" for key, value in limits.items()
+                if isinstance(value, int | float) and not _positive(value))
+    if limits["gpu"] != gpu or limits["source"] != "measured":
+        yield f"limits: they must be measured on {gpu}, not {limits['source']} on {_short(limits['gpu'])}"
+    sheet = gpus.sheet_of(gpu)
+    sheets, whose = ([sheet], f"the data sheet of {gpu} says") if sheet else (
+        list(gpus.GPUS.values()), "the fastest GPU known here has")
+    for key in ("bandwidth_gbs", "fp32_tflops", "tf32_tflops", "f16_tflops", "mma_tf32_tflops", "mma_f16_tflops"):
+        most = max(getattr(each, key.removeprefix("mma_")) or 0.0 for each in sheets)
+        allowed = most if key == "bandwidth_gbs" else ABOVE_SHEET * most
+        if (limits.get(key) or 0.0) > allowed:
+            yield f"limits: {key} is {limits[key]:,.4g}; {whose} {most:,.4g}"
+
+
+def _private_texts(value: object, name: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if found := private(key):
+                yield f"{name or 'a key'} contains {found}"
+            yield from _private_texts(inner, _named(name, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _private_texts(inner, f"{name}[{i}]")
+    elif isinstance(value, str) and not re.fullmatch(_VERSION, value) and (found := private(value)):
+        yield f"{name} contains {found}"
+
+
+def _of_operations(recording: Mapping) -> Iterator[str]:
+    if not recording["ops"]:
+        yield "it holds no operation"
+    for name, ladders in recording["ops"].items():
+        if name not in ops.HOMES:
+            yield f"no operation is called {name!r}"
+            continue
+        operation = ops.op(name)
+        if not ladders or not all(ladder["rows"] for ladder in ladders):
+            yield f"{name}: nothing was measured"
+        for ladder in ladders:
+            label = f"{name}, {size_text(ladder['size'])}"
+            yield from (f"{label}: {problem}" for problem in _of_operation(ladder, operation, recording))
+
+
+def _of_operation(ladder: Mapping, operation: Op, recording: Mapping) -> Iterator[str]:
+    """Yield what is not so in this version of labkit, and times that no GPU can take."""
+    gpu = recording["machine"]["device"]
+    if ladder["op"] != operation.name or ladder["where"] != gpu or ladder["machine"]["device"] != gpu:
+        yield f"it is of {ladder['op']} on {_short(ladder['where'])}, not of {operation.name} on {gpu}"
+    yield from _of_machine(ladder["machine"], "machine")
+    wrong_limits = list(problems_of_limits(ladder["limits"], gpu))
+    yield from wrong_limits
+    try:
+        work = (operation.work.bytes(**ladder["size"]), operation.work.flops(**ladder["size"]))
+        bound = roofline.bound_of(*work, operation.work.peak, roofline.Limits(**ladder["limits"]))
+    except (TypeError, KeyError):  # other axes
+        yield f"{operation.name} has no such size"
+        return
+    except (ValueError, ArithmeticError) as error:
+        if not wrong_limits:
+            yield f"limits: {error}"
+        return
+    if not (bound.bytes > 0 and bound.flops > 0):
+        yield f"{operation.name} has no such size"
+        return
+    expected = {"title": operation.title, "bytes": bound.bytes, "flops": bound.flops, "peak": bound.peak,
+                "unit": operation.work.unit, "binds": bound.binds, "bound_ms": bound.time_ms,
+                "limit": bound.rate(operation.work.unit), "limit_label": bound.label}
+    for key, value in expected.items():
+        if ladder[key] != value and not (isinstance(value, float) and math.isclose(ladder[key], value, rel_tol=1e-6)):
+            yield f"{key} is {_short(ladder[key])}, and by this version of labkit {value}"
+    known = {each.__name__: "rung" for each in operation.rungs}
+    known |= {form.title: "host" if each.library == "numpy" else "baseline" for each in operation.baselines
+              for form in forms(each)}
+    for name, why in ladder["skipped"].items():
+        if name not in known:
+            yield f"no rung or baseline is called {_short(name)}"
+        if why != NOT_TIMED and not may_be_shared(why):
+            yield f"{_short(name)} was not timed because {_short(why)}; {NOT_TIMED!r} and labkit's reasons are allowed"
+    for row in ladder["rows"]:
+        yield from (f"{_short(row['name'])}: {problem}" for problem in _of_shared_row(row, known, bound, ladder))
+
+
+def _of_shared_row(row: Mapping, known: Mapping[str, str], bound: roofline.Bound, ladder: Mapping) -> Iterator[str]:
+    if known.get(row["name"]) != row["kind"]:
+        yield f"no {row['kind']} is called so"
+    if not 0 <= row["error_units"] <= 1 or not 0 <= row["error"] < math.inf:  # NaN is neither
+        yield f"its error is {row['error_units']} of the allowed one"
+    allowed = (HOST_CPU,) if row["kind"] == "host" else (ladder["where"], f"{ladder['where']}, in a CUDA graph")
+    if row["kind"] == "host" and row["fraction"] is not None:
+        yield f"fraction is {row['fraction']}, of no GPU"
+    timings = {kind: row[kind] for kind in ("timing", "graph", "called") if row[kind] is not None}
+    yield from (f"{kind}: {one['runs']} runs up to {one['p95']:.4g} ms" for kind, one in timings.items()
+                if one["runs"] < 1 or one["p95"] > LONGEST_MS)
+    yield from (f"{kind}: taken on {_short(one['where'])}" for kind, one in timings.items()
+                if one["where"] not in allowed)
+    cached = min(1.0, ladder["machine"]["l2_mb"] * 2**20 / bound.bytes)  # of what a graph's launches find in the cache
+    least = max((1 - cached) * bound.bytes / bound.limits.bandwidth_gbs / 1e6,
+                bound.flops / bound.limits.peak(bound.peak) / 1e9)
+    for kind in ("graph", "called") if row["kind"] != "host" else ():
+        if kind in timings and least > ABOVE_LIMIT * timings[kind]["p50"]:
+            yield f"{kind}: {timings[kind]['p50']:.4g} ms, and the hardware needs {least:.4g} ms"

@@ -80,8 +80,9 @@ def _check_finite(tensor: np.ndarray, name: str) -> None:
     first, kind = nonfinite[0], flat.dtype
     if flat.dtype == np.uint16:
         first, kind = float32_of(nonfinite[:1])[0], "bfloat16"
+    largest = "; the largest float16 is 65,504" if flat.dtype == np.float16 else ""
     raise ValueError(f"{name}: {nonfinite.size:,} of its {flat.size:,} numbers are not finite in {kind}, the first is "
-                     f"{first}")
+                     f"{first}{largest}")
 
 
 @dataclass(frozen=True)

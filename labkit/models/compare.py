@@ -19,8 +19,10 @@ import numpy as np
 
 from labkit._common.errors import UserError
 from labkit._common.files import read_json, whole_file
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.elements import ELEMENTS
+from labkit.kernels.tolerance import EPS32
 from labkit.models import gpt2_reference, llama_reference, minilm_reference, weights
+from labkit.models.dtypes import DTYPES
 from labkit.models.gpt2 import GPT2
 from labkit.models.gpt2_block import allowed_error
 from labkit.models.gpt2_reference import Difference, Parity
@@ -29,7 +31,6 @@ from labkit.models.load import CONFIG, folder, load
 from labkit.models.minilm import MiniLM
 from labkit.models.sentences import Encoder, folder_of
 
-DTYPES = ("float32", "float16", "bfloat16")
 ENCODER = "bert"  # model_type of a sentence encoder
 # Where transformers keeps the module whose output is this activation of ours; {} is the layer's number.
 MODULES = {
@@ -55,16 +56,14 @@ class Comparison:
         return self.numpy.passed and (self.transformers is None or self.transformers.passed)
 
 
-def compare(name: str, text: str, *, dtype: str | None = None, transformers: bool = False, dump: Path | None = None,
+def compare(name: str, text: str, *, dtype: str = "auto", transformers: bool = False, dump: Path | None = None,
             progress: Callable[[str], None] = lambda doing: None) -> Comparison:
     """Run `text` through the model called `name`, and compare what each launch wrote with the reference.
 
-    name: as labkit.models.load takes it, or a sentence encoder's, such as minilm. dtype: of the model, where it allows
-    several. dump: a folder; each launch becomes an .npz in it with `ours` and `reference`. progress: gets each step's
-    name. Raises UserError for a model, a text or a dtype that cannot be computed.
+    name: as labkit.models.load takes it, or a sentence encoder's, such as minilm. dtype: of the model, as
+    labkit.models.load takes it. dump: a folder; each launch becomes an .npz in it with `ours` and `reference`.
+    progress: gets each step's name. Raises UserError for a model, a text or a dtype that cannot be computed.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPES)}")
     progress(f"Loading {name}")
     model, ids, path = _open(name, text, dtype)
     return compare_model(model, ids, path if transformers else None, dump=dump, progress=progress)
@@ -108,7 +107,7 @@ def compare_model(model: GPT2 | Llama | MiniLM, ids: list[int], path: Path | Non
     return Comparison(model, ids, numpy, Parity(tuple(rows), title="Layer by layer against transformers in float64"))
 
 
-def _open(name: str, text: str, dtype: str | None) -> tuple:
+def _open(name: str, text: str, dtype: str) -> tuple:
     """The model, the token ids of the text, and the folder."""
     minilm = weights.MINILM
     if name in (minilm.name, minilm.repository, minilm.repository.rpartition("/")[2]):
@@ -116,18 +115,12 @@ def _open(name: str, text: str, dtype: str | None) -> tuple:
     else:
         path = folder(name)
     if (path / CONFIG).is_file() and read_json(path / CONFIG).get("model_type") == ENCODER:
-        if dtype == "bfloat16":
-            raise UserError(f"dtype is bfloat16; {name} is computed in float16 or float32")
-        encoder = Encoder.from_pretrained(path, dtype=None if dtype is None else getattr(np, dtype))
+        encoder = Encoder.from_pretrained(path, dtype=dtype)
         return encoder.model, encoder.tokenizer.encode([text])[0].tolist(), path
-    loaded = load(name, path=path)
-    model, model_dtype = loaded.model, loaded.model.dtype if isinstance(loaded.model, Llama) else "float32"
-    if isinstance(model, Llama) and dtype not in (None, model_dtype):
-        if dtype == "float16":
-            raise UserError(f"dtype is float16; {name} is computed in bfloat16 or float32")
-        model = type(model)(model.config, model.tensors, dtype)
-    elif dtype not in (None, model_dtype):
-        raise UserError(f"dtype is {dtype}; the launches of {name}, a GPT-2, are compared in float32")
+    loaded = load(name, path=path, dtype=dtype)
+    model = loaded.model
+    if isinstance(model, GPT2) and model.dtype != np.float32:
+        raise UserError(f"dtype is {dtype!r}; the launches of {name}, a GPT-2, are compared in 'float32'")
     ids = loaded.tokenizer.encode(text)
     if not ids:
         raise UserError("the prompt has no token; give it a word to begin with")
@@ -150,8 +143,9 @@ def _allowed(model, reference: np.ndarray, launches: int) -> float:
     if isinstance(model, MiniLM):
         return allowed_error(config, reference, launches, model.dtype)
     largest = float(np.abs(reference).max())
-    if model.dtype == "bfloat16":
-        return 4 * EPS_BF16 * np.sqrt(launches) * largest
+    element = ELEMENTS[DTYPES[model.dtype]]
+    if element.eps:
+        return 4 * element.eps * np.sqrt(launches) * largest
     return EPS32 * np.sqrt(max(config.intermediate_size, config.hidden_size) * launches) * largest
 
 

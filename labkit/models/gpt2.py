@@ -27,8 +27,8 @@ from types import SimpleNamespace
 import numpy as np
 from numba import int32
 
-from labkit import cuda, device
-from labkit.device import graphs, launches
+from labkit import cuda
+from labkit.device import gpus, graphs, launches
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
@@ -37,6 +37,7 @@ from labkit.models import gpt2_step
 from labkit.models.blob import Blob
 from labkit.models.configs import HEAD, names_in
 from labkit.models.configs import GPT2Config as Config
+from labkit.models.dtypes import chosen
 from labkit.models.watch import reporter
 
 # --- The model -------------------------------------------------------------------------------------------------------
@@ -46,20 +47,22 @@ class GPT2:
     """The weights of a GPT-2 on the device, and the launches that use them.
 
     tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type. kernels: these
-    are launched for every token. dtype: what parameters and cache become, float32 or float16. one_row: whether a single
-    token takes the launches of gpt2_step.py. None: with float16; and with float32 on a GPU, if there are kernels for
-    the model's shape and none are given. On the CPU device, which has no launches to save, they are slower.
+    are launched for every token. dtype: what parameters and cache become, "float32", which "auto" is, or "float16".
+    one_row: whether a single token takes the launches of gpt2_step.py. None: with float16; and with float32 on a GPU,
+    if there are kernels for the model's shape and none are given. On the CPU device, which has no launches to save,
+    they are slower.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None, *,
-                 dtype=np.float32, one_row: bool | None = None):
-        self.config, self.kernels, self.dtype = config, kernels or Kernels(), np.dtype(dtype)
-        if self.dtype not in (np.float32, np.float16):
-            raise TypeError(f"dtype is {self.dtype}; float32 and float16 are allowed")
-        half, problem = self.dtype == np.float16, gpt2_step.problem(config, dtype)
+                 dtype="auto", one_row: bool | None = None):
+        self.config, self.kernels = config, kernels or Kernels()
+        self.dtype = np.dtype(chosen(dtype, config.kind))
+        half, problem = self.dtype == np.float16, gpt2_step.problem(config, self.dtype)
         if half and (kernels is not None or one_row is False):
             raise ValueError("a model in float16 has the launches of gpt2_step.py only: leave kernels and one_row out")
-        self.one_row = half or (kernels is None and not problem and device.on_gpu() if one_row is None else one_row)
+        if one_row is None:
+            one_row = kernels is None and not problem and gpus.chosen_on_gpu()
+        self.one_row = half or one_row
         if self.one_row and (problem or kernels is not None):
             raise ValueError(f"one_row needs kernels that this model does not have: {problem or 'kernels are given'}")
         self.weights = Blob(tensors, dtype=self.dtype, names=names_in(tensors, config), finite=True)

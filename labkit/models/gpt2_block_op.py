@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.device import gpus
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.libraries import nvcc
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -27,7 +28,7 @@ SIZES = ({"S": 16}, {"S": 128}, {"S": 1024}, {"S": 4096})
 LAUNCHES = 10  # of the longest form: what their roundings add up to is allowed
 
 
-@functools.cache
+@gpus.cached_by_target
 def workspace_for(tokens: int, dtype) -> Workspace:
     return Workspace(GPT2_SMALL, tokens, dtype)
 

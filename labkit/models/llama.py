@@ -8,7 +8,9 @@
 
 Llama 2 to 3.2, TinyLlama, SmolLM2 and whatever else has this shape: RMSNorm before attention and before the MLP, rotary
 positions, any number of query heads for each head of keys and values, SwiGLU, and a head of its own or the embedding's
-table. Numbers are bfloat16 (uint16 in NumPy) with float32 accumulators, or float32.
+table. Numbers are bfloat16 (uint16 in NumPy) or float16, with float32 accumulators, or float32. float16 ends at 65,504:
+in a few models the residual stream has larger numbers, which become infinite, and the logits NaN; bfloat16 and float32
+hold them.
 
 Shapes at the ends of lines: T rows of tokens in a step, B sequences, C the width of the model, H heads of queries and K
 heads of keys and values, D numbers in each, I the width of the MLP, V the size of the vocabulary.
@@ -33,26 +35,25 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import launches
+from labkit import cuda
+from labkit.device import gpus, launches
 from labkit.device.memory import zeros
 from labkit.kernels.attention.paged import decode_parts, paged_decode
 from labkit.kernels.attention.paged_prefill import paged_prefill
 from labkit.kernels.attention.pages import cache_shape, pages_for
+from labkit.kernels.elements import ELEMENTS
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
-from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed
-from labkit.kernels.matmul.mma import MMA_BF16
+from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed, make_normed
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.op import missing
 from labkit.kernels.rope import rope_split_cache, rope_table
 from labkit.models.blob import Blob, LazyTensor, converted, is_bfloat16
 from labkit.models.configs import EMBEDDING, HEAD, LARGEST, names_in, shapes
 from labkit.models.configs import LlamaConfig as Config
+from labkit.models.dtypes import DTYPES, chosen
 from labkit.models.step import Inputs, Piece, Shape, Step
 from labkit.models.watch import reporter
-
-DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
 
 # --- The model -------------------------------------------------------------------------------------------------------
 
@@ -61,13 +62,13 @@ class Llama:
     """The weights of a Llama on the device, and the launches that use them.
 
     tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
-    dtype: "bfloat16" or "float32". positions: how many of them the table of angles has; at most the model's.
+    dtype: "bfloat16", "float16", "float32", or "auto", of which the attribute says what it was (labkit.models.dtypes).
+    positions: how many of them the table of angles has; at most the model's.
     """
 
-    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "bfloat16",
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "auto",
                  kernels: Kernels | None = None, positions: int | None = None):
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; {' and '.join(map(repr, DTYPES))} are allowed")
+        dtype = chosen(dtype, config.kind)
         self.config, self.dtype, self.kernels = config, dtype, kernels or Kernels()
         self.tensors = tensors
         self.weights = Blob(arranged(tensors, config, DTYPES[dtype], self.kernels.arrange_gate_up), finite=True)
@@ -92,8 +93,10 @@ class Llama:
         kernels and no biases, on a GPU with tensor cores; else none."""
         run = self.kernels
         default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
-        return int(default and type(self).linear is Llama.linear and self.dtype == "bfloat16"
-                   and fits_normed(1, self.config.hidden_size) and device.on_gpu() and not missing(MMA_BF16))
+        return int(default and type(self).linear is Llama.linear and self.dtype != "float32"
+                   and fits_normed(1, self.config.hidden_size) and gpus.chosen_on_gpu()
+                   and not missing(make_normed(self.config.hidden_size, 1, self.config.rms_norm_eps,
+                                               element=ELEMENTS[DTYPES[self.dtype]])))
 
     # What other architectures override: see qwen3.py.
 
@@ -311,13 +314,14 @@ class Kernels:
 class Cache:
     """The keys and values of all layers, in pages, initialised to zeros."""
 
-    def __init__(self, config: Config, pages: int, dtype: str = "bfloat16"):
+    def __init__(self, config: Config, pages: int, dtype: str = "auto"):
         shape = cache_shape(pages, config.num_key_value_heads, config.head_dim)
         if pages < 1 or math.prod(shape) > LARGEST:
             raise ValueError(f"pages is {pages:,}; from 1 to {LARGEST // math.prod(shape[1:]):,} are allowed, for "
                              f"kernels index a layer with int32")
         self.pages, layers = pages, config.num_hidden_layers
-        self.memory = zeros(2 * layers * math.prod(shape), DTYPES[dtype])
+        kind = DTYPES[chosen(dtype, config.kind)]
+        self.memory = zeros(2 * layers * math.prod(shape), kind)
         size = math.prod(shape)
         parts = [self.memory[i * size : (i + 1) * size].reshape(shape) for i in range(2 * layers)]
         self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)
@@ -334,10 +338,11 @@ OF_SEQUENCES = ("last", "logits")
 class Workspace:
     """All the memory that steps up to this size need besides the weights, the cache and the inputs, allocated once."""
 
-    def __init__(self, config: Config, tokens: int, sequences: int, dtype: str = "bfloat16"):
+    def __init__(self, config: Config, tokens: int, sequences: int, dtype: str = "auto"):
         if not 1 <= sequences <= tokens:
             raise ValueError(f"sequences is {sequences}; a step of {tokens} tokens has at least 1 and at most {tokens}")
-        self.tokens, self.sequences, kind = tokens, sequences, DTYPES[dtype]
+        self.tokens, self.sequences = tokens, sequences
+        kind = DTYPES[chosen(dtype, config.kind)]
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
         # x is the residual stream, summed the same in the middle of a layer whose norms are fused into products, and
         # projected what a product adds to it. Attention never writes rows of padding, but the other launches read them.

@@ -13,9 +13,11 @@ import numpy as np
 
 from labkit.kernels.attention.pages import gather, pages_for
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
+from labkit.kernels.elements import ELEMENTS
 from labkit.kernels.rope import frequencies
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.tolerance import EPS32
 from labkit.models.configs import EMBEDDING, HEAD
+from labkit.models.dtypes import DTYPES
 from labkit.models.gpt2_reference import Compared, Difference, Parity, weights_of
 from labkit.models.llama import Cache, Config, Llama, Workspace
 from labkit.models.step import Inputs, Piece
@@ -26,8 +28,16 @@ def bfloat16(values) -> np.ndarray:
     return float32_of(bfloat16_of(values)).astype(np.float64)
 
 
+def float16(values) -> np.ndarray:
+    """The nearest float16 of each, in float64."""
+    return np.asarray(values, np.float16).astype(np.float64)
+
+
 def unchanged(values):
     return values
+
+
+ROUNDED = {"bfloat16": bfloat16, "float16": float16, "float32": unchanged}
 
 
 # --- Its parts -------------------------------------------------------------------------------------------------------
@@ -120,15 +130,12 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int],
 
 # --- A model against it ----------------------------------------------------------------------------------------------
 
-EPS_OF = {"bfloat16": EPS_BF16, "float32": EPS32}  # the gap between 1 and the next number
-
-
 def allowed_error(config: Config, expected: np.ndarray, dtype: str) -> float:
     """The error allowed in one launch, relative to the largest number that it writes: four roundings of the result, and
     in float32 those of a sum of as many products as the longest one of the model has."""
     longest = max(config.intermediate_size, config.hidden_size, config.num_attention_heads * config.head_dim)
-    roundings = 2 if dtype == "bfloat16" else 2 * np.sqrt(longest)
-    return EPS_OF[dtype] * roundings * float(np.abs(expected).max())
+    largest, element = float(np.abs(expected).max()), ELEMENTS[DTYPES[dtype]]
+    return 2 * float(element.rounding_error(largest)) if element.eps else EPS32 * 2 * np.sqrt(longest) * largest
 
 
 def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int] | None = None,
@@ -169,7 +176,7 @@ def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int]
             else:
                 given[name] = array[index : index + 1] if name == "logits" else array[rows]
         expected = activations(config, w, piece.ids, positions=np.arange(piece.before, piece.before + len(piece.ids)),
-                               given=given, rounded=bfloat16 if model.dtype == "bfloat16" else unchanged)
+                               given=given, rounded=ROUNDED[model.dtype])
         truth.append((given, expected))
     differences = []
     for name in written:

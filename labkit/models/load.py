@@ -22,6 +22,7 @@ from labkit._common.errors import UserError, did_you_mean, names_like, short
 from labkit._common.files import read_json
 from labkit.models import configs, gpt2, llama, qwen3
 from labkit.models.chat import TEMPLATE, TOKENIZER_CONFIG
+from labkit.models.dtypes import chosen
 from labkit.models.safetensors import Named, SafetensorsError, read
 from labkit.models.tokenizer import CONFIG, GENERATION, Tokenizer
 
@@ -33,6 +34,7 @@ TRAINED_HERE = {TINY: "tiny-gpt2", "tiny-gpt2": "tiny-gpt2", TINY_LLAMA: "tiny-l
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERNS = [CONFIG, GENERATION, "*.safetensors", INDEX, "tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG,
             TEMPLATE]
+NEEDED = f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,21 @@ class Loaded:
                 f"device, loaded in {self.seconds:.2f} s")
 
 
-def load(name: str = TINY, kernels=None, path: Path | None = None, **options) -> Loaded:
-    """The model called `name`. kernels: of its kind. path: where it is, if that is known. options: such as dtype, for a
-    Llama. Raises UserError if there is none, or if it is invalid."""
+def load(name: str = TINY, kernels=None, path: Path | None = None, dtype="auto", **options) -> Loaded:
+    """The model called `name`. kernels, options: of its kind. path: where it is, if that is known. dtype: "auto", which
+    is float32 for a GPT-2, and for a Llama bfloat16, or float16 below compute capability 8.0; or one of those in which
+    this kind is computed. Raises UserError if there is none, or if it is invalid."""
     start = time.perf_counter()
     path = path or folder(name)
-    with reading(path, f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"):
+    with reading(path, NEEDED):
         shape, architecture = ARCHITECTURES[model_type(path)]
+    try:
+        dtype = chosen(dtype, shape.kind)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name}: {error}") from None
+    with reading(path, NEEDED):
         config = shape.read(path / CONFIG)
-        model = on_device(path, lambda weights: architecture(config, weights, kernels=kernels, **options))
+        model = on_device(path, lambda weights: architecture(config, weights, kernels=kernels, dtype=dtype, **options))
         tokenizer = Tokenizer.of(path)
     check_vocabulary(path, tokenizer, config.vocab_size)
     return Loaded(name, path, model, tokenizer, time.perf_counter() - start)

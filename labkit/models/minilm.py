@@ -35,23 +35,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import graphs, launches
+from labkit import cuda
+from labkit.device import gpus, graphs, launches
 from labkit.kernels.attention.sentences import attention_sentences
 from labkit.kernels.embedding_sum import embedding_layernorm
 from labkit.kernels.gelu import gelu_erf
 from labkit.kernels.linear import few_rows
 from labkit.kernels.linear.layers import pipelined
 from labkit.kernels.matmul.mma import unchanged as unchanged_mma
-from labkit.kernels.matmul.wgmma import HOPPER, multiply_specialised
+from labkit.kernels.matmul.wgmma import has_wgmma, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
 from labkit.kernels.norm.half import add_layernorm_half_warp
 from labkit.kernels.norm.layernorm import add_layernorm_fused
-from labkit.kernels.op import missing
 from labkit.kernels.pooling import mean_pool, mean_pool_normalized
 from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.configs import PARTS, names_in
 from labkit.models.configs import BertConfig as Config
+from labkit.models.dtypes import chosen
 from labkit.models.watch import reporter
 
 # --- The model -------------------------------------------------------------------------------------------------------
@@ -61,16 +61,16 @@ class MiniLM:
     """The weights of a BERT on the device, and the launches that make embeddings with them.
 
     tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
-    dtype: float16 or float32. kernels: the launchers; left out, the fastest for this type and device.
+    dtype: "float16", which "auto" is, or "float32". kernels: the launchers; left out, the fastest for this type and
+    device.
     """
 
-    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype=np.float16,
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype="auto",
                  kernels: Kernels | None = None):
-        self.config, self.tensors, self.dtype = config, tensors, np.dtype(dtype)
-        if self.dtype not in (np.float16, np.float32):
-            raise TypeError(f"dtype is {self.dtype}; float16 and float32 are allowed")
-        self.kernels = kernels or kernels_for(dtype)
-        self.weights = Blob(arranged(tensors, config, dtype, self.kernels.in_out), finite=True)
+        self.config, self.tensors = config, tensors
+        self.dtype = np.dtype(chosen(dtype, config.kind))
+        self.kernels = kernels or kernels_for(self.dtype)
+        self.weights = Blob(arranged(tensors, config, self.dtype, self.kernels.in_out), finite=True)
         self.layers = [self.weights.under(f"encoder.layer.{layer}.") for layer in range(config.num_hidden_layers)]
         self.workspace: Workspace | None = None  # allocated for the first batch, and again for a larger one
 
@@ -286,11 +286,11 @@ def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: b
 def linear_half(x, weights, bias, out, *, gelu=False, parts=None, stream=0):
     """A float16 linear layer whose sums do not depend on how many rows there are: wgmma, or mma.sync where there is
     none. weights: (out, in)."""
-    if missing(HOPPER):
-        pipelined(x, weights, bias, None, out, stream, activation=gelu_erf if gelu else unchanged_mma)
-    else:
+    if has_wgmma():
         multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf if gelu else unchanged,
                              stream=stream)
+    else:
+        pipelined(x, weights, bias, None, out, stream, activation=gelu_erf if gelu else unchanged_mma)
 
 
 def attention_of_one_product(x, w, b, kernels, heads, stream, report) -> None:
@@ -346,7 +346,7 @@ def kernels_for(dtype) -> Kernels:
     """Those to use for numbers of this type on this device."""
     if np.dtype(dtype) == np.float32:
         return FLOAT32
-    return HALF if device.on_gpu() else FEW_ROWS
+    return HALF if gpus.chosen_on_gpu() else FEW_ROWS
 
 
 # --- Its memory ------------------------------------------------------------------------------------------------------

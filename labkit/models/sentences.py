@@ -18,6 +18,8 @@ import numpy as np
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
 from labkit.models import weights
+from labkit.models.configs import BertConfig
+from labkit.models.dtypes import AUTO, chosen
 from labkit.models.load import CONFIG, INDEX, WEIGHTS, check_vocabulary, from_hub, on_device, reading
 from labkit.models.tokenizer import WHOLE, SentenceTokenizer
 
@@ -39,29 +41,31 @@ class Encoder:
         self.is_compiled = False  # the kernels of a batch
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike = weights.MINILM.name, *, dtype=None, form: str = "packed",
+    def from_pretrained(cls, name: str | os.PathLike = weights.MINILM.name, *, dtype="auto", form: str = "packed",
                         kernels=None) -> Encoder:
-        """`name`: "minilm", a folder, or a name on the Hugging Face hub. dtype: float16 or float32; left out, float16
-        on a GPU and float32 elsewhere. kernels: as MiniLM takes them.
+        """`name`: "minilm", a folder, or a name on the Hugging Face hub. dtype: "float16", "float32", or
+        "auto": float16 on a GPU and float32 elsewhere. kernels: as MiniLM takes them.
 
         Raises UserError where there is no such model, or where its files are not those of a BERT with mean pooling.
         """
-        from labkit import device
+        from labkit.device import gpus
         from labkit.models import minilm
 
         if form not in minilm.FORMS:
             raise UserError(f"form is {form!r}; allowed are {', '.join(map(repr, minilm.FORMS))}")
-        if dtype is None:
-            dtype = np.float16 if device.on_gpu() else np.float32
-        elif dtype not in (np.float16, np.float32):
-            raise UserError(f"dtype is {dtype!r}; allowed are float16 and float32")
+        if isinstance(dtype, str) and dtype == AUTO:
+            dtype = "float16" if gpus.chosen_on_gpu() else "float32"
+        try:
+            dtype = chosen(dtype, BertConfig.kind)
+        except (TypeError, ValueError) as error:
+            raise UserError(str(error)) from None
         start_time = time.perf_counter()
         path = folder_of(name)
         with reading(path, f"{CONFIG}, {WEIGHTS} and {WHOLE}"):
             config = minilm.Config.read(path / CONFIG)
             check_pooling(path)
             tokenizer = SentenceTokenizer.of(path, limit_of(path, config.max_position_embeddings))
-            model = on_device(path, lambda tensors: minilm.MiniLM(config, tensors, np.dtype(dtype), kernels))
+            model = on_device(path, lambda tensors: minilm.MiniLM(config, tensors, dtype, kernels))
         check_vocabulary(path, tokenizer, config.vocab_size)
         return cls(model, tokenizer, form, os.fspath(name), time.perf_counter() - start_time)
 

@@ -70,6 +70,7 @@ class Kernel:
         self.py_func, self.options = function, options or {}
         update_wrapper(self, function, updated=())
         self.dynamic_allowed = LIMITS.shared_per_block
+        self.last_launch = None
         self._compiled = {}
         self._given = [tuple(s) for s in signatures]
         for signature in self._given:

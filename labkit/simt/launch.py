@@ -1,5 +1,7 @@
 """kernel[grid, block, stream, shared_bytes](...): checks of the configuration and the arguments, then the run."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from labkit.simt.arguments import ArgHint, argument_value
@@ -51,6 +53,14 @@ def check_count(kernel, args):
         )
 
 
+class LastLaunch(NamedTuple):
+    """What a kernel remembers of its last launch. nbytes: of its arrays together."""
+
+    block: tuple[int, int, int]
+    shared_bytes: int
+    nbytes: int
+
+
 class ConfiguredKernel:
     """A kernel with its launch configuration: call it with the kernel's arguments."""
 
@@ -87,6 +97,7 @@ class ConfiguredKernel:
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
         values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
         compiled, values = kernel.compiled_for(values, flat=self._flat)
+        kernel.last_launch = LastLaunch(self.block, self.sharedmem, sum(getattr(a, "nbytes", 0) for a in values))
         self._check_shared(compiled)
         self._check_cooperative(compiled)
         if isinstance(compiled, InterpretedKernel):

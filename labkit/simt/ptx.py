@@ -186,6 +186,14 @@ _F32 = """The products are exact; they and C are summed in float32 (a GPU cuts o
 device rounds: the last bits differ)."""
 _intrinsic("mma_m16n8k16_f32_f16", "a0 a1 a2 a3 b0 b1 c0 c1 c2 c3", "warp", ANY, _MMA,
            "D = A @ B + C with float16 A and B and float32 C and D: the four float32 of D.", _A16, _C32, _F32, _WARP)
+_intrinsic("mma_m16n8k8_f32_f16", "a0 a1 b0 c0 c1 c2 c3", "warp", ANY, _MMA,
+           """D = A @ B + C with float16 A and B and float32 C and D: the four float32 of D. Compute capability 7.5 has
+           no larger product: mma_m16n8k16_f32_f16 is two of these there.
+           A, 16 x 8 (two uint32, words of two):
+               a0  A[g, 2q], A[g, 2q + 1]              a1  A[g + 8, 2q], A[g + 8, 2q + 1]
+           B, 8 x 8 (one uint32):
+               b0  B[2q, g], B[2q + 1, g]
+           """, _C32, _F32, _WARP)
 _intrinsic("mma_m16n8k16_f32_bf16", "a0 a1 a2 a3 b0 b1 c0 c1 c2 c3", "warp", SM80, _MMA,
            "D = A @ B + C with bfloat16 A and B and float32 C and D: the four float32 of D.", _A16, _C32, _F32, _WARP)
 _intrinsic("mma_m16n8k16_f16_f16", "a0 a1 a2 a3 b0 b1 c0 c1", "warp", ANY, _MMA,

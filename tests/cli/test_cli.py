@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 import tomllib
-import types
 import typing
 
 import nbformat
@@ -26,7 +25,8 @@ from labkit.course import (
     expressions,  # noqa: F401  with the true labkit.device, before a test puts another in its place
 )
 from labkit.course import registry as course
-from tests import interrupts, made_up_exercises
+from labkit.measure import ops
+from tests import interrupts, made_up, made_up_exercises
 
 ROOT = REPOSITORY
 
@@ -83,7 +83,7 @@ def test_the_help_imports_nothing_heavy():
 OPTIONS = {
     "run": "--device --open",
     "site": "--repository",
-    "build": "--check --readme --exercises --search --prose --device",
+    "build": "--check --readme --exercises --search --prose --gpus --device",
     "learn": "--list --clean --browser",
     "search": "--count --words --json --device",
     "check": "--all --json --play --device",
@@ -94,15 +94,16 @@ OPTIONS = {
     "solution": "--give-up",
     "grade": "--out --chapter --roster --similar --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
-    "bench": "--device --out --quick --url --model --api-key --rate --concurrency --requests --prompts --outputs "
-             "--seed --slo --timeout",
+    "fits": "--gpu --types --block --size --verbose",
+    "bench": "--device --out --quick --share --check --url --model --dtype --api-key --rate --concurrency --requests "
+             "--prompts --outputs --seed --slo --timeout",
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
-                "--device",
-    "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --engine-process "
-             "--max-waiting --max-connections --deadline --allow-origin --window-control --device",
+                "--dtype --device",
+    "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --dtype "
+             "--engine-process --max-waiting --max-connections --deadline --allow-origin --window-control --device",
     "compare": "--dtype --transformers --dump --device",
-    "embed": "--out --model --batch-size --device",
-    "sts": "--model --device",
+    "embed": "--out --model --batch-size --dtype --device",
+    "sts": "--model --dtype --device",
     "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",
 }
@@ -150,10 +151,9 @@ def test_version(labkit):
 
 def test_run_on_a_gpu_goes_on_where_kernels_cannot_be_compiled_first(labkit, cpu_device, monkeypatch):
     cpu_device.kind = lambda: "gpu"
-    monkeypatch.setitem(sys.modules, "labkit.measure", types.ModuleType("labkit.measure"))  # without operations
-    monkeypatch.setitem(sys.modules, "labkit.measure.ops", None)  # nor, if an earlier test imported them, in there
+    monkeypatch.setattr(ops, "compile_ahead", lambda progress: 1 / 0)
     done = labkit("run")
-    assert done.exit_code == 0 and "Kernels are compiled by each lesson: " in done.output
+    assert done.exit_code == 0 and "Kernels are compiled by each lesson: ZeroDivisionError" in done.output
     assert "passed  01 Second" in done.output
 
 
@@ -227,6 +227,35 @@ def test_times_with_another_gpus_kernels_are_not_recorded(monkeypatch):
     done = CliRunner().invoke(cli.app, ["bench", "vector_add"])
     assert done.exit_code == 2
     assert "LABKIT_PRETEND is set: kernels are those of another GPU" in " ".join(done.output.split())
+
+
+def test_a_recording_is_shared_and_checked(tmp_path, monkeypatch):
+    from labkit import measure
+    from labkit.measure import share
+
+    def asked(*words):
+        done = CliRunner().invoke(cli.app, ["bench", *words])
+        return done.exit_code, " ".join(done.output.split())
+
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
+    monkeypatch.setenv("LABKIT_DEVICE", "auto")  # put back at the end: --device sets it
+    assert asked("--share", "--quick") == (2, "labkit: --share measures nothing; leave out --quick")
+    code, output = asked("--share", "generation")
+    assert code == 2 and "only operations are shared, and there is no operation 'generation'" in output
+    assert "times of the CPU device are not shared" in asked("--share", "--device", "cpu")[1]
+
+    monkeypatch.setattr(share.device, "on_gpu", lambda: True)
+    monkeypatch.setattr(measure, "machine", lambda: made_up.CARD_MACHINE)
+    (tmp_path / "nvidia-geforce-rtx-4060.json").write_text(json.dumps(made_up.card()))
+    code, output = asked("--share", "matmul")
+    file = tmp_path / "shared" / "nvidia-geforce-rtx-4060.json"
+    assert code == 0 and f"Wrote {file}" in output and "1 operation on NVIDIA GeForce RTX 4060" in output
+    assert asked("--check", str(file)) == (
+        0, f"{file} can be shared: 1 operation on NVIDIA GeForce RTX 4060, 2026-01-02")
+    file.write_text(file.read_text().replace('"bandwidth_gbs":251', '"bandwidth_gbs":2510'))
+    code, output = asked("--check", str(file))
+    assert code == 2 and " cannot be shared: " in output
+    assert "bandwidth_gbs is 2,510; the data sheet of NVIDIA GeForce RTX 4060 says 272" in output
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -59,7 +59,8 @@ def test_compare_refuses_in_a_sentence(compare, path, tmp_path):  # noqa: F811
     for arguments, words in (
             (("./none", "a"), "there is no folder ./none"),
             ((str(path), ""), "the prompt has no token"),
-            ((str(path), "a", "--dtype", "int8"), "dtype is 'int8'"),
+            ((str(path), "a", "--dtype", "int8"),
+             "dtype is 'int8'; for a GPT-2 it must be 'auto', 'float32' or 'float16'"),
             ((str(path), "a", "--dump", "taken"), "--dump taken is a file; it must be a folder"),
             ((str(path), "a", "--dump", "taken/below"), "--dump taken/below cannot be written")):
         done = compare(*arguments)

@@ -1,6 +1,6 @@
-"""Colab: no address, no badge and no cell; and what a T4 can run is what the rungs declare."""
+"""Colab: no address, no badge and no cell."""
 
-import re
+import shutil
 
 import nbformat
 import pytest
@@ -51,6 +51,31 @@ def test_the_badge_opens_the_notebook_of_the_repository(known):
     assert "/github/a/b/blob/" in other and "owner" not in other
 
 
+def test_the_address_is_set_by_two_lines_of_pyproject(tmp_path):
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert "\n# [project.urls]\n# Repository = " in text
+    text = text.replace("\n# [project.urls]\n# Repository = ", "\n[project.urls]\nRepository = ")
+    shutil.copy(REPOSITORY / "course.toml", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(text)
+    course = courses.load(tmp_path)
+    assert course.repository == ADDRESS
+    for chapter in course.chapters:  # what each badge opens is a notebook of this repository
+        url = colab.notebook_url(course.repository, f"notebooks/{chapter.name}.ipynb")
+        start = f"https://colab.research.google.com/github/owner/name/blob/{colab.BRANCH}/"
+        assert url.startswith(start) and (REPOSITORY / url.removeprefix(start)).is_file()
+
+
+def test_once_the_address_is_set_the_cell_is_added_without_executing_anything(course_dir):
+    course = courses.load(course_dir)
+    chapter = course.chapters[0]
+    assert build.build_chapter(course, chapter)[0].problem is None
+    assert notebooks.read_notebook(chapter.built).cells[0].cell_type == "markdown"
+    (course_dir / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{ADDRESS}"\n')
+    course = courses.load(course_dir)
+    assert build.rebuild_prose(course, course.chapters[0])
+    assert notebooks.read_notebook(chapter.built).cells[0].source == colab.setup_source(ADDRESS)
+
+
 def test_exercises_begin_with_it_too(monkeypatch):
     course = courses.load(REPOSITORY)
     chapter = course.chapters[0]
@@ -59,23 +84,3 @@ def test_exercises_begin_with_it_too(monkeypatch):
     with_it = workbooks.to_notebook(course, chapter)
     assert [cell.source for cell in with_it.cells[1:]] == [cell.source for cell in without.cells]
     assert with_it.cells[0].source == colab.setup_source(ADDRESS)
-
-
-@pytest.mark.parametrize(("needs", "on_t4", "on_h200"), [
-    (None, True, True), ((7, 0), True, True), ((7, 5), True, True), ((8, 0), False, True), ((9, 0), False, True),
-    ((9, 0, "a"), False, True), ((7, 0, "a"), False, False)])
-def test_what_a_gpu_runs(needs, on_t4, on_h200):
-    assert (colab.runs(needs, (7, 5)), colab.runs(needs, (9, 0))) == (on_t4, on_h200)
-
-
-def test_the_table_of_the_t4_is_what_the_rungs_declare():
-    from labkit.measure import ops
-
-    found = colab.abilities(courses.load(REPOSITORY))
-    assert len(found) > 10
-    left_out = [(one.operation, one.rung, one.needs) for each in found for one in each.left_out]
-    assert all(len(each.left_out) < each.rungs for each in found)
-    for operation, rung, needs in left_out:
-        declared = ops.op(operation).rung(rung).needs
-        assert needs == colab.needs_text(declared) and tuple(declared[:2]) > colab.CAPABILITY
-    assert any(re.search("wgmma", rung) and needs == "9.0 exactly" for _, rung, needs in left_out)

@@ -93,3 +93,17 @@ def test_a_spill_is_counted():
 
 def test_the_target_is_the_one_asked_for():
     assert re.search(r"^\.target sm_80", ptx_of(make(4), VECTOR, VECTOR, cc=(8, 0)), re.MULTILINE)
+
+
+def test_shared_arrays_begin_where_128_bit_accesses_may():
+    @cuda.jit
+    def kernel(out):
+        flag, sums, dynamic = (cuda.shared.array(1, float32), cuda.shared.array((2, 3), float32),
+                               cuda.shared.array(0, float32))
+        flag[0] = sums[0, 0] = dynamic[0] = out[0]
+        cuda.syncthreads()
+        out[0] = flag[0] + sums[0, 0] + dynamic[0]
+
+    text = ptx_of(kernel, VECTOR)
+    assert sorted(re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d*)\]", text)) == [("16", ""), ("16", "24"),
+                                                                                    ("4", "4")]

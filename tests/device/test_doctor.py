@@ -48,6 +48,7 @@ def libraries(**changes) -> dict:
 CUDA12 = {"packages": without("nvidia-nvvm"), "libraries": libraries(nvrtc=library(12, 9), nvJitLink=library(12, 9))}
 PTX = "CudaAPIError: [222] Call to cuLinkAddData results in CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 NO_GPU = {"gpus": [], "smoke": "", "chosen": "cpu", "device_name": "labkit CPU device"}
+NO_DRIVER = {**NO_GPU, "driver_library": False, "nvidia_hardware": False, "driver_cuda": None}
 
 
 def test_a_healthy_machine_has_no_finding():
@@ -105,10 +106,10 @@ FAULTS = [
      "no compiler for the Tesla V100 (compute capability 7.0)", "pip install -e '.[cu12]'"),
     ("PTX newer than the driver, CUDA 12", {**CUDA12, "driver_cuda": (12, 4), "smoke": PTX}, "error",
      "CUDA_ERROR_UNSUPPORTED_PTX_VERSION. The toolkit is CUDA 12.9, the driver knows CUDA 12.4",
-     "pip install -e '.[cu12]' 'cuda-toolkit==12.4.*'"),
+     "pip install -e '.[cu12]' 'cuda-toolkit<12.5'"),
     ("PTX newer than the driver, CUDA 13", {"libraries": libraries(nvrtc=library(13, 2)), "smoke": PTX}, "error",
      "CUDA_ERROR_UNSUPPORTED_PTX_VERSION. The toolkit is CUDA 13.2, the driver knows CUDA 13.0",
-     "pip install -e '.[cu13]' 'cuda-toolkit==13.0.*'"),
+     "pip install -e '.[cu13]' 'cuda-toolkit<13.1'"),
     ("no libNVVM", {"libraries": libraries(nvvm=None), "smoke": "NvvmSupportError"}, "error",
      "nvvm of the CUDA toolkit was not found", "pip install -e '.[cu13]'"),
     ("no nvJitLink", {"libraries": libraries(nvJitLink=None)}, "warning",
@@ -117,6 +118,16 @@ FAULTS = [
      "pip install -e '.[cu13]'"),
     ("kernel fails for a reason of its own", {"smoke": "CudaAPIError: [2] CUDA_ERROR_OUT_OF_MEMORY"}, "error",
      "a small kernel failed on it. CudaAPIError: [2] CUDA_ERROR_OUT_OF_MEMORY", "pip install -e '.[cu13]'"),
+    ("an older GPU than is supported", {**CUDA12, "gpus": [V100]}, "warning",
+     "The Tesla V100 is too old: its compute capability is 7.0. labkit's kernels need 7.5",
+     "export LABKIT_DEVICE=cpu"),
+    ("WSL 1", {**NO_DRIVER, "wsl": 1}, "note", "WSL 1, which cannot use a GPU", "wsl --set-version <distribution> 2"),
+    ("WSL 2 without a driver", {**NO_DRIVER, "wsl": 2}, "note",
+     "its driver for Windows, which puts libcuda into /usr/lib/wsl/lib, is missing or too old", "wsl --update"),
+    ("WSL 2 with an old driver", {"wsl": 2, "driver_cuda": (11, 4), "smoke": "x"}, "error", "knows CUDA 11.4",
+     "install the driver on Windows: https://www.nvidia.com/drivers"),
+    ("WSL 2 with a driver for Linux", {**NO_GPU, "wsl": 2, "driver_error": "CUDA_ERROR_NO_DEVICE"}, "error",
+     "a Linux driver installed in WSL hides it", "sudo apt purge 'libnvidia-compute-*'"),
     ("GPU asked for where there is none",
      {**NO_GPU, "driver_library": False, "nvidia_hardware": False, "requested": "gpu"}, "error",
      "LABKIT_DEVICE=gpu, but no GPU can be used", "export LABKIT_DEVICE=auto"),
@@ -145,6 +156,42 @@ def test_a_mismatch_that_does_no_harm_is_only_a_warning():
 def test_one_cause_is_reported_once():
     findings = diagnose(machine(driver_cuda=(12, 8), smoke=PTX))
     assert [finding.level for finding in findings] == ["error"]
+
+
+@pytest.mark.parametrize(("driver", "gpu", "wheels", "extra"), [
+    ((13, 0), H200, {}, "cu13"), ((12, 8), H200, {}, "cu12"), (None, H200, {}, "cu12"), ((13, 0), V100, {}, "cu12"),
+    ((13, 0), H200, {"nvidia-cuda-nvrtc-cu12": "12.8.93"}, "cu12"),
+    ((13, 0), H200, {"nvidia-cuda-nvrtc-cu12": "12.8.93", "nvidia-nvvm": "13.0.88"}, "cu13")])
+def test_the_extra_is_one_that_driver_and_gpu_can_use_and_that_is_there_already(driver, gpu, wheels, extra):
+    facts = machine(packages={**without("nvidia-nvvm"), **wheels}, driver_cuda=driver, gpus=[gpu])
+    assert doctor.fitting_extra(facts) == extra
+
+
+def test_the_toolkit_is_limited_only_where_its_cuda_is_the_drivers():
+    assert doctor.toolkit_limit(machine(driver_cuda=(12, 9)), "cu12") == "cuda-toolkit<12.10"
+    assert doctor.toolkit_limit(machine(driver_cuda=(13, 0)), "cu12") == ""
+    assert doctor.toolkit_limit(machine(driver_cuda=None), "cu12") == ""
+
+
+@pytest.mark.parametrize(("release", "version"), [
+    ("4.4.0-19041-Microsoft", 1), ("6.6.87.2-microsoft-standard-WSL2", 2), ("5.15.90.1-microsoft-custom", 2),
+    ("6.8.0-90-generic", 0)])
+def test_wsl_is_known_by_the_kernels_release(monkeypatch, release, version):
+    monkeypatch.setattr(machine_facts.platform, "release", lambda: release)
+    assert machine_facts.without_imports().wsl == version
+
+
+def test_in_wsl_libcuda_is_found_where_windows_puts_it(monkeypatch):
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        raise OSError(name)
+
+    monkeypatch.setattr(machine_facts.ctypes, "CDLL", load)
+    monkeypatch.setattr(machine_facts.sys, "platform", "linux")
+    assert machine_facts._load_driver() is None
+    assert asked == ["libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"]
 
 
 def test_commands_fit_windows():
@@ -177,12 +224,12 @@ def test_the_cards_on_the_bus_and_a_missing_libcuda(monkeypatch):
 def test_the_report_reads_and_the_json_parses(monkeypatch, capsys):
     from rich.console import Console
 
-    facts = machine(driver_cuda=(12, 8), smoke=PTX, baselines={"torch": "2.11"})
+    facts = machine(driver_cuda=(12, 8), smoke=PTX, baselines={"torch": "2.11"}, wsl=2)
     monkeypatch.setattr(doctor, "collect", lambda: facts)
     assert doctor.main(Console(width=200, highlight=False)) == 1
     text = capsys.readouterr().out
     assert "NVIDIA H200, compute capability 9.0, 140.0 GiB, 130.0 GiB free, 132 multiprocessors" in text
-    assert "at most 1,024 threads a block" in text
+    assert "at most 1,024 threads a block" in text and "(WSL 2)" in text
     assert "mend it with:  pip uninstall -y nvidia-nvvm && pip install -e '.[cu12]'" in text
     assert doctor.main(Console(), as_json=True) == 1
     data = json.loads(capsys.readouterr().out)

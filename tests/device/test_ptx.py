@@ -267,6 +267,22 @@ def test_mma_multiplies_float16(kind, rng):
 
 
 @cuda.jit
+def multiply_short(a, b, c, out):
+    lane = uint32(cuda.threadIdx.x)
+    out[lane, 0], out[lane, 1], out[lane, 2], out[lane, 3] = ptx.mma_m16n8k8_f32_f16(
+        a[lane, 0], a[lane, 1], b[lane, 0], c[lane, 0], c[lane, 1], c[lane, 2], c[lane, 3])
+
+
+def test_a_short_mma_multiplies_eight_steps_of_k(rng):
+    a, b, c = exact(rng, 16, 16), exact(rng, 16, 8), exact(rng, 16, 8, dtype=np.float32)
+    words_a, words_b = fragments_16(a, b)
+    out = cuda.to_device(np.zeros((32, 4), np.float32))
+    multiply_short[1, 32](*(cuda.to_device(x) for x in (words_a, words_b, accumulators(c))), out)
+    expected = a[:, :8].astype(np.float64) @ b[:8].astype(np.float64) + c
+    np.testing.assert_array_equal(out.copy_to_host(), accumulators(expected))
+
+
+@cuda.jit
 def multiply_f16(a, b, c, out):
     lane = uint32(cuda.threadIdx.x)
     out[lane, 0], out[lane, 1] = ptx.mma_m16n8k16_f16_f16(a[lane, 0], a[lane, 1], a[lane, 2], a[lane, 3], b[lane, 0],

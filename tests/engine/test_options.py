@@ -16,8 +16,8 @@ WRONG = [
     *(("model", value, TypeError, "it must be a model's name or folder, or a runner") for value in (
         5, None, b"tiny-llama", ["tiny-llama"])),
     *(("tokenizer", value, TypeError, "it must be a tokenizer") for value in (5, "gpt2", b"gpt2", [])),
-    ("dtype", 5, TypeError, "it must be 'auto', 'bfloat16' or 'float32'"),
-    ("dtype", "float8", ValueError, "it must be 'auto', 'bfloat16' or 'float32'"),
+    ("dtype", 5, TypeError, "for a Llama it must be 'auto', 'bfloat16', 'float16' or 'float32'"),
+    ("dtype", "float8", ValueError, "for a Llama it must be 'auto', 'bfloat16', 'float16' or 'float32'"),
     *((name, value, TypeError, WHOLE) for name in ("max_num_seqs", "max_num_batched_tokens")
       for value in ("4", None, 4.0, True)),
     *(("max_num_seqs", value, ValueError, "it must be from 1 to 16,384") for value in (0, -1, 10**9)),

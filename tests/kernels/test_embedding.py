@@ -5,6 +5,7 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree, poisoned
+from labkit.kernels.elements import FLOAT16
 from labkit.kernels.embedding import (
     embedding_reference,
     embedding_strided,
@@ -13,7 +14,7 @@ from labkit.kernels.embedding import (
     token_embedding,
 )
 from labkit.kernels.op import uniform
-from labkit.kernels.ops.embedding import EMBEDDING, TOKEN_EMBEDDING, TOKEN_EMBEDDING_BF16
+from labkit.kernels.ops.embedding import EMBEDDING, TOKEN_EMBEDDING, TOKEN_EMBEDDING_BF16, token_op
 from labkit.measure.ops import op
 from tests.launching import every_rung, run
 
@@ -75,7 +76,7 @@ def test_arguments_are_checked():
 
 
 @pytest.mark.sampled(1)
-@every_rung(TOKEN_EMBEDDING, TOKEN_EMBEDDING_BF16)
+@every_rung(TOKEN_EMBEDDING, TOKEN_EMBEDDING_BF16, token_op("token_embedding_f16", FLOAT16))
 def test_every_rung_of_token_embedding_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
@@ -86,10 +87,14 @@ def test_an_id_that_is_no_token_gives_nan(launch, dtype):
     """A NaN in the table is copied as it is; ids 2^31 and up are negative in int32, and no tokens either."""
     _, tokens = TOKEN_EMBEDDING_BF16.inputs(np.random.default_rng(3), T=1, C=24)
     tokens[5, 3] = 0xFFC1
+    halves = token_op("token_embedding_f16", FLOAT16).inputs(np.random.default_rng(3), T=1, C=24)[1]
     ids = np.array([4, 97, 2**31, 5, 2**32 - 1], np.uint32).view(dtype)
     got = run(launch, (5, 24), np.uint16, ids, tokens)
     np.testing.assert_array_equal(got[[0, 3]], tokens[[4, 5]])
     assert (got[[1, 2, 4]] == 0x7FC0).all()
+    got = run(launch, (5, 24), np.float16, ids, halves)
+    np.testing.assert_array_equal(got[[0, 3]], halves[[4, 5]])
+    assert np.isnan(got[[1, 2, 4]]).all()
 
 
 def test_token_embedding_of_a_view_at_an_odd_address():
@@ -105,8 +110,8 @@ def test_errors_of_token_embedding_name_the_argument():
     d_ids, d_tokens, out = cuda.to_device(ids), cuda.to_device(tokens), cuda.device_array((5, 8), np.float32)
     with pytest.raises(TypeError, match="ids has dtype int64; only int32"):
         token_embedding(cuda.to_device(ids.astype(np.int64)), d_tokens, out)
-    with pytest.raises(TypeError, match="tokens has dtype float16; float32 and uint16"):
-        token_embedding(d_ids, cuda.to_device(tokens.astype(np.float16)), out)
+    with pytest.raises(TypeError, match="tokens has dtype float64; float32, float16, and uint16"):
+        token_embedding(d_ids, cuda.to_device(tokens.astype(np.float64)), out)
     with pytest.raises(TypeError, match="out has dtype uint16; only float32"):
         token_embedding(d_ids, d_tokens, cuda.device_array((5, 8), np.uint16))
     with pytest.raises(ValueError, match=r"out has shape \(4, 8\); it must be \(5, 8\)"):

@@ -1,12 +1,13 @@
 """Kernels that begin early: what they do before they wait, and that they compute the same."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.device import gpus
+from labkit.device.gpus import GPUS
 from labkit.kernels import pdl, rope
 from labkit.kernels.attention import paged
 from labkit.kernels.attention.paged_split import make_paged_decode_mma
@@ -63,12 +64,12 @@ def test_other_kernels_run_on_any_gpu(name):
 
 
 def test_only_gpus_from_hopper_on_are_asked_for_it(monkeypatch):
-    monkeypatch.setattr(pdl, "missing", lambda needs: "" if needs == (9, 0) else "old")
-    monkeypatch.setattr(pdl, "device", SimpleNamespace(on_gpu=lambda: False))
-    assert not pdl.uses_pdl(1)
-    monkeypatch.setattr(pdl, "device", SimpleNamespace(on_gpu=lambda: True))
-    assert pdl.uses_pdl(1) and pdl.uses_pdl(9) and not pdl.uses_pdl(8)
-    monkeypatch.setattr(pdl, "missing", lambda needs: "an old GPU")
+    for name in ("h200", "b200", "rtx5090"):
+        with gpus.plan_for(GPUS[name]):
+            assert pdl.uses_pdl(1) and pdl.uses_pdl(9) and not pdl.uses_pdl(8)
+    with gpus.plan_for(GPUS["l4"]):
+        assert not pdl.uses_pdl(1)
+    monkeypatch.setattr(gpus, "chosen_on_gpu", lambda: False)
     assert not pdl.uses_pdl(1)
 
 

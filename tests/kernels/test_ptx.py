@@ -17,6 +17,7 @@ from labkit.device.launches import kernels_of
 from labkit.kernels import steps
 from labkit.kernels.agree import to_device
 from labkit.measure.ops import all_ops
+from tests import spills
 from tests.compiled import ptx_of
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
@@ -119,7 +120,8 @@ def test_kernels_keep_to_their_registers(compiler, launcher, op):
             pytest.skip("ptxas is not installed")
         assert taken["registers"] <= 255
         if not launcher.failed:
-            assert taken["spill_bytes"] == 0, f"{kernel.__name__} spills, with {taken['registers']} registers"
+            most = spills.allowed(kernel.__name__, capability(launcher))
+            assert taken["spill_bytes"] <= most, f"{kernel.__name__} spills, with {taken['registers']} registers"
 
 
 def test_the_inner_loop_of_the_naive_product_is_short():

@@ -1,16 +1,24 @@
 """RoPE: angles to position 8,000 with every scaling, heads of every size, what must not be written in the cache, the
 norms of Qwen3, views at odd addresses, errors."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from labkit import cuda
 from labkit.kernels import rope
 from labkit.kernels.agree import agree, guarded, is_poison, poisoned
-from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.elements import element_of
+from labkit.kernels.dtypes import float64_of, of_dtype
+from labkit.kernels.elements import FLOAT16, element_of
 from labkit.kernels.op import uniform
-from labkit.kernels.ops.rope import ROPE_NORM_SPLIT_CACHE_BF16, ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, head_tolerance
+from labkit.kernels.ops.rope import (
+    ROPE_NORM_SPLIT_CACHE_BF16,
+    ROPE_SPLIT_CACHE,
+    ROPE_SPLIT_CACHE_BF16,
+    head_tolerance,
+    rope_op,
+)
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_split_cache_three_launches, rope_table
 from tests.launching import every_rung
 
@@ -20,7 +28,8 @@ SCALINGS = {"none": None, "linear": {"type": "linear", "factor": 2.5}, "llama3":
 
 
 @pytest.mark.sampled(1)
-@every_rung(ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, ROPE_NORM_SPLIT_CACHE_BF16)
+@every_rung(ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, ROPE_NORM_SPLIT_CACHE_BF16, rope_op("rope_f16", FLOAT16),
+            rope_op("rope_norm_f16", FLOAT16, with_norms=True))
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
@@ -92,7 +101,7 @@ def made(dtype, count, heads, shared, dim, positions=64, seed=2):
     """(qkv, table, positions, slots), of three pages in which every fourth token has no slot; the last one's is beyond
     the cache."""
     rng = np.random.default_rng(seed)
-    stored = bfloat16_of if dtype == np.uint16 else np.asarray
+    stored = functools.partial(of_dtype, dtype=dtype)
     slots = rng.permutation(48)[:count].astype(np.int32)
     slots[3::4], slots[-1] = -1, 48 if count > 1 else slots[-1]
     return (stored(uniform(rng, count, (heads + 2 * shared) * dim)), rope_table(positions, dim, 500_000.0, LLAMA3),
@@ -129,7 +138,7 @@ SHAPES = [(1, 4, 4, 32), (7, 3, 1, 64), (9, 8, 2, 80), (5, 7, 1, 96), (6, 6, 2, 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("launch", [rope_split_cache, rope_split_cache_three_launches], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.float16], ids=["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_and_only_the_slots_of_the_tokens(launch, dtype, shape):
     check(launch, made(dtype, *shape), *shape[1:])
@@ -137,11 +146,11 @@ def test_every_shape_and_only_the_slots_of_the_tokens(launch, dtype, shape):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("launch", [rope_split_cache, rope_split_cache_three_launches], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.float16], ids=["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_norms_of_queries_and_keys(launch, dtype, shape):
-    stored, rng = bfloat16_of if dtype == np.uint16 else np.asarray, np.random.default_rng(3)
-    norms = [stored(uniform(rng, shape[3])) for _ in range(2)]
+    rng = np.random.default_rng(3)
+    norms = [of_dtype(uniform(rng, shape[3]), dtype) for _ in range(2)]
     check(launch, made(dtype, *shape), *shape[1:], norms=norms, eps=1e-5)
 
 
@@ -206,7 +215,7 @@ def test_errors_name_the_argument():
             "slots": zeros(5, dtype=np.int32), "q": zeros(5, 4, 16), "keys": zeros(3, 2, 16, 16),
             "values": zeros(3, 2, 16, 16)}  # fmt: skip
     for change, error, message in (
-            ({"qkv": zeros(5, 128, dtype=np.float16)}, TypeError, "qkv has dtype float16; float32 and uint16"),
+            ({"qkv": zeros(5, 128, dtype=np.float64)}, TypeError, "qkv has dtype float64; float32, float16, and uint"),
             ({"qkv": zeros(5, 112)}, ValueError, r"qkv has shape \(5, 112\); it must be \(5, 128\)"),
             ({"q": zeros(5, 4, 16, dtype=np.uint16)}, TypeError, "q has dtype uint16; only float32"),
             ({"keys": zeros(3, 2, 16, 8)}, ValueError, "keys has shape .*, heads of 8; those of q have 16"),

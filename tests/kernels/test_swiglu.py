@@ -6,13 +6,16 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.ops.swiglu import SWIGLU, SWIGLU_BF16
+from labkit.kernels.elements import FLOAT16
+from labkit.kernels.ops.swiglu import SWIGLU, SWIGLU_BF16, swiglu_op
 from labkit.kernels.swiglu import silu, swiglu, swiglu_per_thread, swiglu_reference
 from tests.launching import every_rung, ones, run
 
+SWIGLU_F16 = swiglu_op("swiglu_f16", FLOAT16)
+
 
 @pytest.mark.sampled(1)
-@every_rung(SWIGLU, SWIGLU_BF16)
+@every_rung(SWIGLU, SWIGLU_BF16, SWIGLU_F16)
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
@@ -44,7 +47,7 @@ def test_gates_far_from_zero(launch):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("op", [SWIGLU, SWIGLU_BF16], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [SWIGLU, SWIGLU_BF16, SWIGLU_F16], ids=lambda op: op.name)
 def test_a_view_at_an_odd_address(op):
     (gate_up,) = op.inputs(np.random.default_rng(3), T=3, F=40)
     whole = cuda.to_device(np.concatenate([np.ones(1, gate_up.dtype), gate_up.reshape(-1)]))
@@ -61,7 +64,7 @@ def test_the_reference_knows_silu():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(TypeError, match="gate_up has dtype float64; float32 and uint16"):
+    with pytest.raises(TypeError, match="gate_up has dtype float64; float32, float16, and uint16"):
         swiglu(ones(2, 16, dtype=np.float64), ones(2, 8))
     with pytest.raises(ValueError, match="gate_up has 15 columns; gates and ups are as many"):
         swiglu(ones(2, 15), ones(2, 8))

@@ -2,11 +2,15 @@
 
 import copy
 import json
+import math
+import random
 
 import pytest
 
 from labkit._common import paths
-from labkit.measure import validate
+from labkit.measure import share, slug, validate
+from labkit.measure.recorded import shared_folder
+from tests import made_up
 
 RECORDINGS = sorted(paths.MEASUREMENTS.glob("*.json"))
 
@@ -137,3 +141,192 @@ def test_a_recording_without_sense_is_refused_and_one_that_differs_is_announced(
     row(changed, "softmax", "softmax_naive")["timing"]["p95"] = 0.001
     with pytest.raises(ValueError, match="makes no sense:\nsoftmax, .*p5, p50, p95"):
         validate.check(changed, recording)
+
+
+# --- Files that others share -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared():
+    """A file that can be shared."""
+    return json.loads(share.as_text(share.shared(made_up.card(), made_up.CARD_MACHINE)))
+
+
+def test_every_file_that_was_shared_can_be():
+    for path in shared_folder().glob("*.json"):  # there may be none
+        assert path.stem == slug(validate.read_shared(path)["machine"]["device"])
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_the_courses_own_recordings_are_within_the_data_sheets(path):
+    recording = read(path)
+    for limits in [recording["limits"], *(one["limits"] for ladders in recording["ops"].values() for one in ladders)]:
+        assert list(validate.problems_of_limits(limits, recording["machine"]["device"])) == []
+
+
+def test_a_real_recording_can_be_shared():
+    recording = read(paths.MEASUREMENTS / "nvidia-h100-80gb-hbm3.json")
+    assert validate.shared_problems(share.shared(recording, recording["machine"])) == []
+
+
+def test_a_made_up_card_can_be_shared(shared):
+    assert validate.shared_problems(shared) == []
+    assert validate.described(shared) == "2 operations on NVIDIA GeForce RTX 4060, 2026-01-02"
+
+
+def set_(recording, where, value):
+    """Set what `where` leads to, such as "ops.matmul.0.bytes"."""
+    *way, last = (int(key) if key.isdigit() else key for key in where.split("."))
+    for key in way:
+        recording = recording[key]
+    recording[last] = value
+
+
+ROW = "ops.matmul.0.rows.0"
+
+
+@pytest.mark.parametrize(("where", "value", "words"), [
+    ("schema", 2, "schema is 2; 1 is allowed"),
+    ("user", "me", "user is there, which a shared file does not hold"),
+    ("series", {"trace": {}}, "series.trace is there, which"),
+    ("machine.host", "x86_64, 16 cores", "machine.host is there, which"),
+    ("ops.matmul.0.rows", "none", "ops.matmul[0].rows is 'none'; a JSON array is needed"),
+    ("ops.matmul.0.size", [1], "ops.matmul[0].size is [1]; a JSON object is needed"),
+    (f"{ROW}.timing.p50", "fast", "ops.matmul[0].rows[0].timing.p50 is 'fast'; a number is needed"),
+    (f"{ROW}.timing.p50", math.nan, "matmul_naive: timing: p5, p50, p95 are"),
+    (f"{ROW}.timing.p5", -1.0, "matmul_naive: timing: p5, p50, p95 are -1.0"),
+    (f"{ROW}.gbs", math.nan, "matmul_naive: gbs is nan, and work over time is"),
+    (f"{ROW}.error", math.nan, "its error is 0.3 of the allowed one"),
+    (f"{ROW}.error_units", 1.5, "its error is 1.5 of the allowed one"),
+    (f"{ROW}.name", "matmul_magic", "'matmul_magic': no rung is called so"),
+    (f"{ROW}.kind", "baseline", "'matmul_naive': no baseline is called so"),
+    (f"{ROW}.timing.where", "NVIDIA L4", "'matmul_naive': timing: taken on 'NVIDIA L4'"),
+    (f"{ROW}.timing.where", "labkit CPU device", "'matmul_naive': timing: taken on 'labkit CPU device'"),
+    ("machine.kind", "cpu", "only times of a GPU are shared, not those of the CPU device"),
+    ("ops.matmul.0.machine.kind", "cpu", "only times of a GPU are shared, not those of the CPU device"),
+    ("machine.device", "My fast card", "'My fast card' is no name of a GPU"),
+    ("machine.device", "NVIDIA Imaginary", "'NVIDIA Imaginary' is no name of a GPU"),
+    ("machine.date", "2999-01-01", "the date 2999-01-01 is in the future"),
+    ("machine.date", "soon", "the date is 'soon'"),
+    ("machine.driver", "mine at /home/me", "driver is 'mine at /home/me'; a version is needed"),
+    ("machine.compute_capability", "9.0", "compute_capability is 9.0; NVIDIA GeForce RTX 4060 has 8.9"),
+    ("machine.l2_mb", 10**6, "l2_mb is 1000000; 0 to 512 is allowed"),
+    ("limits.bandwidth_gbs", 300.0, "bandwidth_gbs is 300; the data sheet of NVIDIA GeForce RTX 4060 says 272"),
+    ("limits.fp32_tflops", 30.0, "fp32_tflops is 30; the data sheet of NVIDIA GeForce RTX 4060 says 15.1"),
+    ("limits.bandwidth_gbs", math.nan, "limits: bandwidth_gbs is nan"),
+    ("ops.matmul.0.limits.bandwidth_gbs", 0.0, "limits: bandwidth_gbs is 0.0"),
+    ("limits.source", "data sheet", "they must be measured on NVIDIA GeForce RTX 4060, not data sheet"),
+    ("ops.matmul_magic", [], "no operation is called 'matmul_magic'"),
+    ("ops.softmax", [], "softmax: nothing was measured"),
+    ("ops.matmul.0.rows", [], "matmul: nothing was measured"),
+    ("ops.vector_add.0.rows.3.fraction", 0.5, "'NumPy, on the host': fraction is 0.5, of no GPU"),
+    (f"{ROW}.timing.runs", 0, "'matmul_naive': timing: 0 runs up to"),
+    (f"{ROW}.timing.p95", 1e9, "'matmul_naive': timing: 20 runs up to 1e+09 ms"),
+    ("limits.mma_f16_tflops", 40.0, "mma_f16_tflops is 40; the data sheet of NVIDIA GeForce RTX 4060 says 30.2"),
+    ("ops", {}, "it holds no operation"),
+    ("ops.matmul.0.op", "vector_add", "it is of vector_add on 'NVIDIA GeForce RTX 4060', not of matmul"),
+    ("ops.matmul.0.size", {"n": 4096}, "matmul has no such size"),
+    ("ops.matmul.0.flops", 10, "flops is 10, and by this version of labkit 137438953472"),
+    ("ops.matmul.0.bound_ms", 1e-3, "bound_ms is 0.001, and by this version of labkit 9.4"),
+    ("ops.matmul.0.skipped", {"matmul_tiled": "the server at /opt/gpu failed"}, "labkit's reasons are allowed"),
+    ("ops.matmul.0.skipped", {"matmul_tiled": "needs /opt/gpu"}, "contains the path '/opt'"),
+    ("ops.matmul.0.skipped", {"magic": "it failed"}, "no rung or baseline is called 'magic'"),
+    ("ops.matmul.0.title", "measured by me@gpu-box.example.org", "ops.matmul[0].title contains the address 'e@g'"),
+    ("ops.matmul.0.limit_label", "on box.local", "ops.matmul[0].limit_label contains the host 'box.local'"),
+])
+def test_a_file_that_was_damaged_or_made_up_is_refused_with_the_reason(shared, where, value, words):
+    set_(shared, where, value)
+    found = validate.shared_problems(shared)
+    assert any(words in problem for problem in found), found
+
+
+@pytest.mark.parametrize("where", ["machine", "limits.gpu", "ops.matmul.0.rows.0.timing", "ops.matmul.0.machine.sms"])
+def test_a_file_that_lacks_something_is_refused(shared, where):
+    *way, last = (int(key) if key.isdigit() else key for key in where.split("."))
+    inner = shared
+    for key in way:
+        inner = inner[key]
+    del inner[last]
+    (problem,) = validate.shared_problems(shared)
+    assert problem.endswith(f"{last} is missing")
+
+
+def places(value, way=()):
+    """The way to every value of a recording."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield *way, key
+        yield from places(inner, (*way, key))
+
+
+def test_no_value_anywhere_makes_the_check_fail_itself(shared):
+    draw = random.Random(1)
+    ways = list(places(shared))
+    for _ in range(300):
+        *way, last = draw.choice(ways)
+        changed = copy.deepcopy(shared)
+        inner = changed
+        for key in way:
+            inner = inner[key]
+        inner[last] = draw.choice([None, -1, 0, 1e308, 2**62, 10**400, "x", "", [], {}, True, math.nan, -math.inf])
+        if changed != shared:
+            assert all(isinstance(problem, str) for problem in validate.shared_problems(changed))
+
+
+@pytest.mark.parametrize("value", [None, [], "text", {}, {"schema": "1"}])
+def test_what_is_no_recording_at_all_is_refused(value):
+    assert "1 is allowed" in validate.shared_problems(value)[0]
+
+
+def test_a_time_that_no_gpu_can_take_is_refused(shared):
+    """Alone it must be within the bound; in a graph as well, but for what the cache holds."""
+    ladder = shared["ops"]["vector_add"][0]
+    fast = ladder["rows"][0]
+    ms = ladder["bound_ms"] / 1.2
+    fast["timing"].update(p5=ms, p50=ms, p95=ms)
+    fast.update(gbs=ladder["bytes"] / ms / 1e6, tflops=ladder["flops"] / ms / 1e9, fraction=1.2)
+    (problem,) = validate.shared_problems(shared)
+    assert problem.endswith("120% of what the hardware can do")
+    ms = ladder["bound_ms"]
+    fast["timing"].update(p5=ms, p50=ms, p95=ms)
+    fast.update(gbs=ladder["bytes"] / ms / 1e6, tflops=ladder["flops"] / ms / 1e9, fraction=1.0)
+    fast["graph"] = {**fast["timing"], "p5": ms / 1.2, "p50": ms / 1.2}
+    (problem,) = validate.shared_problems(shared)
+    assert "graph: " in problem and "the hardware needs" in problem
+    ladder["machine"]["l2_mb"] = 512  # of 3,072 MiB
+    assert validate.shared_problems(shared) == []
+
+
+def test_a_gpu_without_a_data_sheet_has_the_limits_of_the_fastest(shared):
+    text = share.as_text(shared).replace(made_up.CARD, "NVIDIA GeForce RTX 3070 Ti")
+    recording = json.loads(text)
+    assert validate.shared_problems(recording) == []
+    recording["limits"]["bandwidth_gbs"] = 20_000.0
+    assert validate.shared_problems(recording) == [
+        "limits: bandwidth_gbs is 2e+04; the fastest GPU known here has 8,000"]
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"{", "it is not JSON"), (b"\xff", "it is not UTF-8 text"), (b"[]", "schema is"),
+    (b" " * 1_500_001, "bytes; at most")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, content, words):
+    path = tmp_path / "shared.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        validate.read_shared(path)
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        validate.read_shared(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text", ["/home/me/x", "~/x", "./x", "see ../up", r"C:\Users\me", r"\\server\share",
+                                  "labkit/measure/x", "bench.py", "me@box", "http://x", "10.0.0.7", "localhost",
+                                  "gpu1.example.com"])
+def test_paths_addresses_and_hosts_are_private(text):
+    assert validate.private(text)
+
+
+@pytest.mark.parametrize("text", ["GB/s", "q, k and v of 1/2", "PyTorch, compiled", "NumPy, on the host",
+                                  "needs compute capability 9.0; this GPU has 8.9", "f16 / bf16",
+                                  "copy bandwidth, measured on NVIDIA H200"])
+def test_other_texts_are_not(text):
+    assert validate.private(text) is None

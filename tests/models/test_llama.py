@@ -12,10 +12,12 @@ import pytest
 
 from labkit import cuda
 from labkit._common.paths import REPOSITORY
-from labkit.device import graphs
-from labkit.kernels.dtypes import bfloat16_of, float32_of
+from labkit.device import gpus, graphs
+from labkit.device.gpus import GPUS
+from labkit.kernels.dtypes import bfloat16_of, float32_of, of_dtype
 from labkit.models import llama, qwen3
 from labkit.models.configs import EMBEDDING, HEAD, LLAMA_3_2_1B, Qwen3Config, names_in, shapes
+from labkit.models.dtypes import DTYPES
 from labkit.models.llama import Cache, Config, Kernels, Llama, SingleSequence, Workspace
 from labkit.models.llama_reference import activations, parity, weights_of
 from labkit.models.load import tensors
@@ -159,7 +161,7 @@ LAUNCHES = ("input_norm", "qkv", "q", "keys", "values", "attended", "projected",
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_every_launch_is_right(name, dtype):
     """Sequences of different lengths in one step, some of their tokens in the cache before, one with one token left."""
     _, model = made(name, dtype)
@@ -170,13 +172,13 @@ def test_every_launch_is_right(name, dtype):
 
 
 @pytest.mark.sampled(1, quick="float32")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_first_launch_that_differs_is_named(dtype):
     def forgets_the_weight_once(x, residual, weight, out, eps, stream=0):
         calls.append(0)
         if len(calls) == 3:
             ones = np.ones(weight.shape, np.float32)
-            weight = cuda.to_device(ones if dtype == "float32" else bfloat16_of(ones))
+            weight = cuda.to_device(of_dtype(ones, DTYPES[dtype]))
         Kernels().add_rmsnorm(x, residual, weight, out, eps, stream=stream)
 
     calls = []
@@ -225,10 +227,9 @@ def test_norms_that_products_compute_are_the_same():
 def test_norms_stay_apart_where_other_kernels_are_given_or_activations_are_watched(model, monkeypatch):
     config = replace(SMALL, hidden_size=256, head_dim=32)
     tensors = random_tensors(config)
-    monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: False))
+    monkeypatch.setattr(llama, "gpus", SimpleNamespace(chosen_on_gpu=lambda: False))
     assert Llama(config, tensors).fused_rows == 0
-    monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: True))
-    monkeypatch.setattr(llama, "missing", lambda needs: "")
+    monkeypatch.setattr(llama, "gpus", SimpleNamespace(chosen_on_gpu=lambda: True))
     half = Llama(config, tensors)
     assert half.fused_rows == 1 and Llama(SMALL, random_tensors(SMALL), "float32").fused_rows == 0
 
@@ -378,7 +379,7 @@ def test_a_step_allocates_nothing(model, monkeypatch):
     assert alone.length == 6
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_memory_is_what_the_shapes_say(dtype):
     size = 4 if dtype == "float32" else 2
     assert Cache(SMALL, 5, dtype).nbytes == size * 2 * 2 * 5 * 1 * 16 * 32
@@ -452,13 +453,44 @@ def test_parameters_that_are_missing_or_of_another_shape():
         names_in(found, replace(SMALL, num_hidden_layers=1_000_000))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_numbers_that_are_none(dtype):
     found = random_tensors(SMALL)
     found["model.layers.1.mlp.down_proj.weight"][3, 5] = np.inf
     with pytest.raises(ValueError, match=f"layers.1.mlp.down_proj.weight: 1 of its 6,144 numbers are not finite in "
                                          f"{dtype}, the first is inf"):
         Llama(SMALL, found, dtype)
+
+
+def test_numbers_that_float16_does_not_hold(tmp_path):
+    """Of a file in bfloat16: those beyond the largest are refused by the tensor's name; the smallest lose digits."""
+    class FromFile(dict):
+        """As labkit.models.safetensors has them."""
+
+        @property
+        def entries(self):
+            return {name: SimpleNamespace(dtype="BF16") for name in self}
+
+    found = FromFile({name: np.full(shape, bfloat16_of(np.float32([3e-6]))[0])
+                      for name, shape in shapes(SMALL).items()})
+    model = Llama(SMALL, found, "float16")
+    row = model.weights["layers.0.input_layernorm.weight"].copy_to_host()
+    assert row.dtype == np.float16 and np.abs(row - 3e-6).max() < 2.0**-25 + 2.0**-9 * 3e-6
+    found["layers.1.mlp.down_proj.weight"][3, 5] = bfloat16_of(np.float32([70_000]))[0]
+    with pytest.raises(ValueError, match="layers.1.mlp.down_proj.weight: 1 of its 6,144 numbers are not finite in "
+                                         "float16, the first is inf; the largest float16 is 65,504"):
+        Llama(SMALL, found, "float16")
+    assert Llama(SMALL, found, "bfloat16").dtype == "bfloat16"
+
+
+def test_what_auto_is_goes_by_the_gpu():
+    found = random_tensors(SMALL)
+    for gpu, dtype in (("t4", "float16"), ("a100", "bfloat16"), ("h200", "bfloat16")):
+        with gpus.plan_for(GPUS[gpu]):
+            model = Llama(SMALL, found)
+            assert model.dtype == dtype
+            arrays = model.head, Cache(SMALL, 1).memory, Workspace(SMALL, 4, 1).x
+            assert {array.dtype for array in arrays} == {DTYPES[dtype]}
 
 
 def test_what_a_single_sequence_refuses(model):
@@ -470,8 +502,8 @@ def test_what_a_single_sequence_refuses(model):
             alone(ids)
     with pytest.raises(ValueError, match="context is 129; the model has 128 positions"):
         SingleSequence(model, context=129)
-    with pytest.raises(ValueError, match="dtype is 'float16'; 'bfloat16' and 'float32' are allowed"):
-        Llama(SMALL, model.tensors, "float16")
+    with pytest.raises(ValueError, match="dtype is 'int8'; for a Llama it must be 'auto', 'bfloat16', 'float16' or "):
+        Llama(SMALL, model.tensors, "int8")
     with pytest.raises(ValueError, match="pages is 0"):
         Cache(SMALL, 0)
 

@@ -190,7 +190,7 @@ def test_a_wrong_argument_is_named(encoder, arguments, words):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ({"form": "dense"}, "form is 'dense'; allowed are 'packed', 'padded'"),
-    ({"dtype": np.int8}, "dtype is .*int8.*; allowed are float16 and float32"),
+    ({"dtype": np.int8}, "dtype is .*int8.*; for a BERT it must be 'auto', 'float16' or 'float32'"),
 ])
 def test_a_wrong_argument_of_from_pretrained_is_named(folder, stand_in, arguments, words):
     with pytest.raises(UserError, match=words):
@@ -200,7 +200,7 @@ def test_a_wrong_argument_of_from_pretrained_is_named(folder, stand_in, argument
 def test_the_form_and_the_type_reach_the_model(folder, stand_in):
     encoder = Encoder.from_pretrained(str(folder), dtype=np.float16, form="padded")
     encoder.encode("a")
-    assert (encoder.model.form, encoder.model.dtype) == ("padded", np.float16)
+    assert (encoder.model.form, encoder.model.dtype) == ("padded", "float16")
 
 
 # --- Where a model is ------------------------------------------------------------------------------------------------

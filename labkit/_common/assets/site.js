@@ -1,4 +1,5 @@
-// What the site's pages do beyond being read: theme, copy, enlarged plots, results on request, words explained.
+// What the site's pages do beyond being read: theme, copy, enlarged plots, results on request, ladders for the
+// reader's GPU, words explained.
 "use strict";
 
 (() => {
@@ -146,6 +147,28 @@
       });
     }
   }
+
+  // --- Ladders show the reader's GPU: what was recorded on it, or the bound by its data sheet above the course's plot
+  const ladders = all(".ladder");
+  function showGpu(gpu) {
+    for (const ladder of ladders) {
+      const select = ladder.querySelector("select"), panels = all("[data-gpu]", ladder);
+      select.value = gpu;
+      if (select.selectedIndex < 0) select.value = "";  // a GPU that this ladder does not know
+      panels.forEach(one => { one.hidden = one.dataset.gpu !== select.value; });
+      ladder.querySelector(".default").hidden = panels.some(one => !one.hidden && one.matches(".instead"));
+    }
+  }
+  for (const ladder of ladders) {
+    ladder.querySelector("label").hidden = false;
+    ladder.addEventListener("change", event => {
+      const before = event.target.getBoundingClientRect().top;
+      showGpu(event.target.value);
+      stored("labkit-gpu", event.target.value);
+      scrollBy(0, event.target.getBoundingClientRect().top - before);  // what was chosen stays where it was
+    });
+  }
+  showGpu(stored("labkit-gpu") ?? "");
 
   // --- Words of the field are explained where they are used first
   const terms = all("a.term");

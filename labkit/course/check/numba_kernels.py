@@ -69,20 +69,35 @@ def numba_on_cpu():
     if device.on_gpu():
         yield
         return
-    methods, originals = ("__getitem__", "__call__", "configure", "forall"), []
-    for cuda, kernels in _imported():
-        originals += [(cuda, name, value) for name, value in _public(cuda)]
-        originals += [(kernels, name, getattr(kernels, name)) for name in methods]
+    methods = ("__getitem__", "__call__", "configure", "forall")
+    replaced = [(cuda, name, value, getattr(api, name)) for cuda, _ in _imported() for name, value in _public(cuda)]
+    replaced += [(kernels, name, getattr(kernels, name), _forwarding(name))
+                 for _, kernels in _imported() for name in methods]
     try:
-        for cuda, kernels in _imported():
-            for name, _ in _public(cuda):
-                setattr(cuda, name, getattr(api, name))
-            for name in methods:
-                setattr(kernels, name, _forwarding(name))
+        for owner, name, _, other in replaced:
+            setattr(owner, name, other)
+        _replaced.extend(replaced)
         yield
     finally:
-        for owner, name, value in originals:
+        _replaced.clear()
+        for owner, name, value, _ in replaced:
             setattr(owner, name, value)
+
+
+_replaced: list[tuple] = []  # (owner, name, Numba's value, the CPU device's), within numba_on_cpu
+
+
+@contextlib.contextmanager
+def numba_itself():
+    """Within the block the compilers compile for a GPU, in a check, too."""
+    replaced = list(_replaced)
+    try:
+        for owner, name, value, _ in replaced:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, _, other in replaced:
+            setattr(owner, name, other)
 
 
 def _forwarding(method: str):

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from labkit._common.files import whole_folder
 from labkit._common.paths import ASSETS
-from labkit.course import colab, glossary, prose, search
+from labkit.course import abilities, colab, glossary, prose, search
 from labkit.course.glossary import Glossary, Term, Use
 from labkit.course.lessons import show_error, show_time
 from labkit.course.passages import passages
@@ -55,19 +55,23 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
     """
     folder = folder or course.root / "build" / "site"
     repository = course.repository if repository is None else repository
-    words = glossary.load(course)
-    pages: dict[str, Page] = {}
-    for chapter in course.chapters:
-        if chapter.source.is_file():
-            pages[chapter.name] = page_of(course, chapter, words, from_here=from_here, repository=repository)
-        if on_page:
-            on_page(len(pages), len(course.chapters))
-    entries = uses_of(words, pages)
-    abilities = {each.chapter.name: each for each in colab.abilities(course)}
-
     with whole_folder(folder) as fresh:
         from labkit.course.site import exercise_page  # imports Numba: not before the folder can be written
+        from labkit.measure import gpu_survey
+        from labkit.measure.recorded import recordings_by_gpu
 
+        words = glossary.load(course)
+        pages: dict[str, Page] = {}
+        for chapter in course.chapters:
+            if chapter.source.is_file():
+                pages[chapter.name] = page_of(course, chapter, words, from_here=from_here, repository=repository)
+            if on_page:
+                on_page(len(pages), len(course.chapters))
+        entries = uses_of(words, pages)
+        survey = gpu_survey.read()
+        able = {each.chapter.name: each for each in abilities.abilities(course, survey)}
+        recorded = {gpu: len(set().union(*(file["ops"] for file in files)))
+                    for gpu, files in recordings_by_gpu().items()}
         exercises = [exercise_page.page_of(course, entry) for entry in course.exercises]
         for inner in ("images", "previews", exercise_page.FOLDER):
             (fresh / inner).mkdir()
@@ -76,8 +80,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
                      if (course.root / "data" / f"{name}.md").is_file()}
         shared = {
             "course": course, "documents": documents, "pages": pages, "repository": repository, "entries": entries,
-            "abilities": abilities, "exercises": exercises, "address": _address(repository),
-            "gpu": colab.GPU, "capability": ".".join(map(str, colab.CAPABILITY)),
+            "abilities": able, "free": abilities.FREE, "exercises": exercises, "recorded": recorded,
+            "address": _address(repository),
             "made": datetime.now().isoformat(sep=" ", timespec="minutes"), **_summary(pages),
         }
 
@@ -97,8 +101,9 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
             render_page("results.html", title="Results")
         if entries:
             render_page("glossary.html", title="Glossary", letters=_by_letter(entries))
-        if abilities:
-            render_page("gpus.html", title="What runs on which GPU")
+        if able:
+            render_page("gpus.html", title="What runs on which GPU", survey=survey, names=abilities.FAMILIES,
+                        families=abilities.families(survey), pretended=abilities.pretended())
         for name, (title, body) in documents.items():
             render_page(f"{name}.html", "document.html", title, body=body)
         for page, before, after in _in_order(list(pages.values())):
@@ -107,7 +112,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
                         f"{course.title} · Lesson {chapter.number}", page=page, chapter=chapter, before=before,
                         after=after, exercises=[each for each in exercises if each.entry.chapter == chapter],
                         colab=colab.notebook_url(repository, f"notebooks/{chapter.name}.ipynb") if repository else "")
-            for name, content in {**{name: image.content for name, image in page.images.items()}, **page.dark}.items():
+            pictures = {name: image.content for name, image in {**page.images, **page.for_gpus}.items()}
+            for name, content in {**pictures, **page.dark}.items():
                 (fresh / "images" / name).write_bytes(content)
         if exercises:
             render_page("exercises/index.html", "exercises.html", "Exercises")
@@ -122,7 +128,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
         for name in SCRIPTS_AND_STYLES:
             shutil.copyfile(ASSETS / name, fresh / name)
         _write(fresh / ".nojekyll", "")  # GitHub Pages takes the files as they are
-        _write(fresh / "passages.js", _passages(course, entries, repository, documents, with_gpus=bool(abilities)))
+        _write(fresh / "passages.js", _passages(course, entries, repository, documents, with_gpus=bool(able)))
     return folder / "index.html"
 
 
@@ -182,9 +188,8 @@ def _passages(course: Course, entries: list[Entry], repository: str, documents: 
             link = f"{repository}/blob/HEAD/{passage.file}#L{passage.line}" if repository else link
         rows.append([passage.title, where, link, passage.text, passage.heading, passage.terms, search.weight(passage)])
     if with_gpus:
-        capability = ".".join(map(str, colab.CAPABILITY))
-        text = (f"Which rungs of each lesson run on Colab's {colab.GPU}, compute capability {capability}, and which "
-                "need a newer GPU.")
+        text = (f"Which rungs and models of each lesson run on which GPU: {'; '.join(abilities.FAMILIES.values())}; "
+                "and what an older one lacks.")
         rows.append(["What runs on which GPU", "Page", "gpus.html", text, "", [], 1])
     if course.exercises:
         text = "The mistakes that the exercises' checks know, lesson by lesson."

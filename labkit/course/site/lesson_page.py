@@ -22,7 +22,7 @@ from labkit.course import colab, notebooks, predictions, prose, static_view
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
 from labkit.course.registry import Chapter, Course
-from labkit.course.site import code
+from labkit.course.site import code, ladders
 from labkit.course.site.markdown import Markdown, without_empty_heads
 
 HERE, SHIPPED, NONE = "here", "shipped", "none"  # whose results a page shows: this machine's, the course's, no one's
@@ -38,6 +38,7 @@ class Page:
     body: Markup
     toc: list[tuple[int, str, str]]  # level, anchor, text as HTML
     images: dict[str, Image] = field(default_factory=dict)  # by file name
+    for_gpus: dict[str, Image] = field(default_factory=dict)  # ladders that other GPUs recorded
     dark: dict[str, bytes] = field(default_factory=dict)  # the dark forms of those that are SVGs
     folded: int = 0  # results that wait to be asked for
     tips: Markup = Markup()
@@ -204,7 +205,10 @@ def _output(output: dict, page: Page, repository: str) -> str:
             html = without_empty_heads(code.sources(html, repository))
         return f'<div class="rich">{html}</div>'
     if "image/svg+xml" in data:
-        return _image(data["image/svg+xml"].encode(), "svg", page, {}, data.get("text/plain", ""))
+        summary = data.get("text/plain", "")
+        figure = _image(data["image/svg+xml"].encode(), "svg", page, {}, summary)
+        return ladders.with_choice(figure, summary, lambda svg, words, gpu: _image(svg.encode(), "svg", page, {}, words,
+                                                                                   in_place_of_last=gpu))
     for mime, extension in (("image/png", "png"), ("image/jpeg", "jpg")):
         if mime in data:
             size = output.get("metadata", {}).get(mime, {})
@@ -216,16 +220,18 @@ def _output(output: dict, page: Page, repository: str) -> str:
     return ""
 
 
-def _image(content: bytes, extension: str, page: Page, size: dict, text: str) -> str:
-    """A picture that is a link to itself: the page's script opens it large, without one the browser does."""
-    index = len(page.images) + 1
-    name = f"{page.chapter.name}-{index}.{extension}"
+def _image(content: bytes, extension: str, page: Page, size: dict, text: str, in_place_of_last: str = "") -> str:
+    """A picture that is a link to itself: the page's script opens it large, without one the browser does.
+    in_place_of_last: the GPU for whose readers it replaces the last picture."""
+    index = len(page.images) + (not in_place_of_last)
+    name = f"{page.chapter.name}-{index}{in_place_of_last and f'-{in_place_of_last}'}.{extension}"
     width, height = (int(size.get(side, 0)) for side in ("width", "height"))
     own_width, own_height = _size(content, extension)
     if own_width and not height:
         width = width or own_width
         height = round(own_height * width / own_width)
-    page.images[name] = image = Image(content, width, height)
+    image = Image(content, width, height)
+    (page.for_gpus if in_place_of_last else page.images)[name] = image
     if extension == "svg":
         page.dark[image.dark_name(name)] = dark(content.decode()).encode()
     sides = f' width="{width}" height="{height}"' if width and height else f' width="{width}"' if width else ""

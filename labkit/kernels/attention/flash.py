@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, aligned, launch_tiled
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, fits, launch_tiled, resident
 from labkit.kernels.attention.heads import STEP, check_chunks, check_heads, keys_and_values, multiprocessors
 from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
@@ -78,7 +78,7 @@ def make_copy_rows(num_rows: int, size: int, pitch: int, threads: int, chunk: in
 @dataclass(frozen=True)
 class FlashTile:
     """What a block of THREADS threads computes at once, for heads of `size` elements: a thread has `queries` queries
-    and eight keys.
+    and `keys_each` keys: 8, or 4 or 2 where shared memory is small.
 
     Threads form a grid, `lanes` of them to a row: thread (x, y) has the queries y, y + groups, ..., the keys x,
     x + lanes, ... and every lanes-th group of four columns of the values. The threads of a row of this grid are
@@ -87,6 +87,7 @@ class FlashTile:
 
     size: int
     queries: int
+    keys_each: int = 8
 
     @property
     def lanes(self) -> int:
@@ -102,7 +103,7 @@ class FlashTile:
 
     @property
     def keys(self) -> int:
-        return 8 * self.lanes
+        return self.keys_each * self.lanes
 
     @property
     def columns(self) -> int:
@@ -136,7 +137,8 @@ class FlashTile:
 def make_flash_steps(tile: FlashTile):
     """Make the device functions for a tile of keys: read_four, add_scores, add_values and online_softmax_update."""
     SIZE, QUERIES, LANES, GROUPS, COLUMNS = tile.size, tile.queries, tile.lanes, tile.groups, tile.columns
-    QUERIES_AT_ONCE, QUADS = min(QUERIES, 4), COLUMNS // 4
+    QUERIES_AT_ONCE, QUADS, EACH = min(QUERIES, 4), COLUMNS // 4, tile.keys_each
+    KEYS_AT_ONCE = min(EACH, 4)
     PITCH, EXP_PITCH = tile.pitch, tile.keys + 8
     XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
 
@@ -153,12 +155,12 @@ def make_flash_steps(tile: FlashTile):
 
     @cuda.jit(device=True)
     def add_scores(scores, query_part, shared, key_offset, j0):
-        """scores += four steps of the products of this thread's queries and four of its keys."""
-        for j in u32.range(4):
+        """scores += four steps of the products of this thread's queries and four of its keys, or all."""
+        for j in u32.range(KEYS_AT_ONCE):
             four = ptx.load_shared4(shared, key_offset + (j0 + j) * LANES * PITCH)
             for n in range(4):
                 for i in range(QUERIES):
-                    scores[8 * i + j0 + j] += query_part[4 * i + n] * four[n]
+                    scores[EACH * i + j0 + j] += query_part[4 * i + n] * four[n]
 
     @cuda.jit(device=True)
     def add_values(acc, exp_part, shared, value_offset, n):
@@ -175,16 +177,16 @@ def make_flash_steps(tile: FlashTile):
         for k in range(QUERIES_AT_ONCE):
             i = i0 + k
             new_max = row_max[i]
-            for j in u32.range(8):
-                new_max = max(new_max, scores[8 * i + j])
+            for j in u32.range(EACH):
+                new_max = max(new_max, scores[EACH * i + j])
             for distance in XOR_OFFSETS:
                 new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, distance))
             correction = ptx.exp2_approx((row_max[i] - new_max) * scale)  # 0 for the first tile
             row_max[i] = new_max
             shift = -(new_max * scale)
             part = ZERO
-            for j in u32.range(8):
-                exponential = ptx.exp2_approx(scores[8 * i + j] * scale + shift)
+            for j in u32.range(EACH):
+                exponential = ptx.exp2_approx(scores[EACH * i + j] * scale + shift)
                 part += exponential
                 shared[exp_offset + i * GROUPS * EXP_PITCH + j * LANES] = exponential
             row_sum[i] = row_sum[i] * correction + part  # over this thread's keys; the whole row's at the end
@@ -203,8 +205,8 @@ def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
     SIZE, QUERIES, LANES, GROUPS, COLUMNS = tile.size, tile.queries, tile.lanes, tile.groups, tile.columns
     KEYS, PITCH, EXP_PITCH = tile.keys, tile.pitch, tile.keys + 8
     KEYS_OFFSET, VALUES_OFFSET, EXP_OFFSET, _ = tile.offsets
-    SCORES, ACCUMULATORS, QUERY_PART, QUADS = QUERIES * 8, QUERIES * COLUMNS, QUERIES * 4, COLUMNS // 4
-    QUERIES_AT_ONCE = min(QUERIES, 4)
+    EACH, QUERIES_AT_ONCE = tile.keys_each, min(QUERIES, 4)
+    SCORES, ACCUMULATORS, QUERY_PART, QUADS = QUERIES * EACH, QUERIES * COLUMNS, QUERIES * 4, COLUMNS // 4
     XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
     read_four, add_scores, add_values, online_softmax_update = make_flash_steps(tile)
 
@@ -239,7 +241,8 @@ def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
             while query_offset < query_end:
                 read_four(query_part, shared, query_offset, PITCH)
                 add_scores(scores, query_part, shared, key_offset, 0)
-                add_scores(scores, query_part, shared, key_offset, 4)
+                if EACH > 4:
+                    add_scores(scores, query_part, shared, key_offset, 4)
                 query_offset, key_offset = query_offset + 4, key_offset + 4
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the values have arrived, and all threads are done with these keys
@@ -251,9 +254,9 @@ def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
             if key1 > min_visible:  # some query must not see some key of this tile
                 for i in u32.range(QUERIES):
                     num_visible = min(causal_end + i * GROUPS, num_keys)
-                    for j in u32.range(8):
+                    for j in u32.range(EACH):
                         if key0 + x + j * LANES >= num_visible:
-                            scores[8 * i + j] = NEG_INF
+                            scores[EACH * i + j] = NEG_INF
             exp_offset = EXP_OFFSET + y * EXP_PITCH
             online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, 0)
             if QUERIES > QUERIES_AT_ONCE:
@@ -312,28 +315,30 @@ def make_contiguous_loop(tile: FlashTile):
     return make_flash_loop(tile, copy_keys, copy_values)
 
 
-def queries_of_thread(size: int, pairs: int, rows: int) -> int:
-    """Return the queries of a thread in a FlashTile: no more than `rows` rows need, and few enough that `pairs` pairs
-    of a sequence and a head have a block for each SM. On the CPU device, 1."""
+def flash_form(size: int, pairs: int, rows: int) -> tuple[int, int]:
+    """Return (queries, keys_each) of a FlashTile that fits into the target's shared memory: no more queries than `rows`
+    rows need, and so few that `pairs` pairs of a sequence and a head have a block for each SM. On the CPU device, one
+    query. keys_each depends on the size alone: it decides which keys are added up together."""
+    keys_each = next(each for each in (8, 4, 2) if fits(FlashTile(size, 1, each)) or each == 2)
     # With 8, at heads of 64, a thread has 254 registers: 4,096 rows take 1,661 us instead of 1,434.
-    queries = 1 if not device.on_gpu() else 4 if size <= 128 else 2
+    queries = 1 if not gpus.chosen_on_gpu() else 4 if size <= 128 else 2
     while queries > 1:
-        tile_rows = FlashTile(size, queries).rows
-        if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= multiprocessors():
+        tile = FlashTile(size, queries, keys_each)
+        if fits(tile) and tile.rows // 2 < rows and pairs * -(-rows // tile.rows) >= multiprocessors():
             break
         queries //= 2
-    return queries
+    return queries, keys_each
 
 
 @kernel_factory
-def make_flash(size: int, queries: int):
+def make_flash(size: int, queries: int, keys_each: int = 8):
     """Attention for heads of `size` elements, with a FlashTile of `queries` queries of a thread."""
-    TILE = FlashTile(size, queries)
+    TILE = FlashTile(size, queries, keys_each)
     SIZE, QUERIES, ROWS, LANES, ACCUMULATORS = size, queries, TILE.rows, TILE.lanes, queries * TILE.columns
     copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
     attend, store_rows = make_contiguous_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    @cuda.jit(launch_bounds=(THREADS, resident(TILE.blocks, THREADS, TILE.shared_bytes)))
     def attention_flash_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -360,14 +365,14 @@ def make_flash(size: int, queries: int):
     return attention_flash_kernel
 
 
-@rung(kernel=make_flash(64, 4), sizes=SIZES,
+@rung(kernel=tuple(make_flash(64, queries, 8) for queries in (4, 2, 1)), sizes=SIZES,
       idea="tiles of keys, corrected accumulators: no row of scores; products from registers")
 def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a tile of the scores in
     registers, as in a matrix product, and of the sums: an element from shared memory feeds several products. cp.async
     copies the values during the scores and the next keys during the values. Tiles that no query sees are skipped."""
     size, _ = check_flash(qkv, heads, out, cache, start)
-    kernel = make_flash(size, queries_of_thread(size, heads, out.shape[0]))
+    kernel = make_flash(size, *flash_form(size, heads, out.shape[0]))
     launch_flash(kernel, qkv, heads, out, cache, start, causal, stream)
 
 

@@ -16,9 +16,11 @@ from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
+from labkit.kernels.arguments import fits
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.heads import multiprocessors
-from labkit.kernels.matmul.mma import CHUNK, add_product, add_product_bf16, swizzle_of
+from labkit.kernels.elements import FLOAT16, Element
+from labkit.kernels.matmul.mma import ADD_PRODUCT, CHUNK, swizzle_of
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 KEYS = 64  # keys per tile
@@ -34,17 +36,19 @@ def rows_in_shared(size: int) -> tuple[bool, int, int, int]:
 
 @dataclass(frozen=True)
 class MmaTile:
-    """What `warps` warps compute at once, for heads of `size` float16 values, or bfloat16: each warp has `m_tiles`
+    """What `warps` warps compute at once, for heads of `size` elements of 16 bits: each warp has `m_tiles`
     tiles of 16 queries, and all of `keys` keys. `first` tiles of keys are in flight before the first product. causal:
-    a later query may see more keys."""
+    a later query may see more keys. stages: tiles of keys that shared memory holds: two, or one where all keys fit
+    into a single tile."""
 
     size: int
     warps: int
     m_tiles: int
     keys: int = KEYS
-    bf16: bool = False
+    element: Element = FLOAT16
     first: int = 1
     causal: bool = True
+    stages: int = 2
 
     @property
     def threads(self) -> int:
@@ -55,14 +59,13 @@ class MmaTile:
         return 16 * self.m_tiles * self.warps
 
     @property
-    def stages(self) -> int:
-        """Tiles of keys that shared memory holds: two, or one where all keys fit into a single tile."""
-        return 1 if self.keys < KEYS else 2
-
-    @property
     def elements(self) -> int:
         """Elements of shared memory: the queries, and the keys and values of each stage."""
         return (self.rows + self.stages * 2 * self.keys) * rows_in_shared(self.size)[1]
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * self.elements
 
     @property
     def lane_rows(self) -> int:
@@ -73,7 +76,8 @@ class MmaTile:
     def registers(self) -> int:
         """Registers of a thread, where keys are rows of a matrix."""
         if self.m_tiles == 1:
-            return 128 if self.size <= 64 else 256
+            spills = self.size == 48 and self.warps < 4  # in 128: its rows are padded, which takes more addresses
+            return 256 if self.size > 64 else 168 if spills else 128
         return 168 if self.size <= 32 else 256
 
     @property
@@ -84,16 +88,23 @@ class MmaTile:
 FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # of a block, or a team: warps, and tiles of 16 queries for each warp
 
 
-def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int]:
-    """Return (warps, m_tiles): the tallest tile of queries that `rows` rows need, so that keys and values are reused
-    most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
-    min_blocks = multiprocessors()
+def keys_of_tile(size: int) -> int:
+    """Return how many keys a tile has, so that two tiles fit into the target's shared memory beside 64 queries. It
+    depends on the size alone: it decides which keys are added up together."""
+    return next(keys for keys in (KEYS, KEYS // 2, KEYS // 4) if fits(MmaTile(size, 4, 1, keys)) or keys == KEYS // 4)
+
+
+def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int, int]:
+    """Return (warps, m_tiles, keys): the tallest tile of queries that `rows` rows need, so that keys and values are
+    reused most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
+    min_blocks, keys = multiprocessors(), keys_of_tile(size)
     # The tallest takes a CPU twice as long to compile, and is no faster there.
     for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
         tile_rows = 16 * warps * m_tiles
-        if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= min_blocks:
+        if (fits(MmaTile(size, warps, m_tiles, keys)) and tile_rows // 2 < rows
+                and pairs * -(-rows // tile_rows) >= min_blocks):
             break
-    return warps, m_tiles
+    return warps, m_tiles, keys
 
 
 def make_copy_elements(tile: MmaTile, num_rows: int):
@@ -102,13 +113,13 @@ def make_copy_elements(tile: MmaTile, num_rows: int):
     return make_copy_rows(num_rows, tile.size, pitch, tile.threads, CHUNK, swizzled)
 
 
-def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, bf16: bool = False):
+def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, element: Element = FLOAT16):
     """Make the device functions for a tile of `keys` keys: read_queries, add_scores, mask_scores,
-    online_softmax_update and add_values. A warp has `m_tiles` tiles of 16 queries of `size` float16 values, or
-    bfloat16; the rows of shared memory are `pitch` apart."""
+    online_softmax_update and add_values. A warp has `m_tiles` tiles of 16 queries of `size` elements; rows of shared
+    memory are `pitch` apart."""
     M_TILES, PITCH = m_tiles, pitch
     K_STEPS, CHUNKS, N_TILES = size // 16, size // CHUNK, keys // 8
-    add, pack = (add_product_bf16, ptx.pack_bf162) if bf16 else (add_product, ptx.pack_half2)
+    add, pack = ADD_PRODUCT[element], element.pack
 
     # `offset` is where this lane's row of the first ldmatrix begins, `chunk` the swizzled 16-byte chunk of that row for
     # step 0. Step k is two chunks further: an exclusive or, since these bits of it are zero.
@@ -204,9 +215,9 @@ def make_mma_loop(tile: MmaTile, copy_tile):
     Q_IN_REGISTERS = M_TILES * K_STEPS <= 8  # larger heads read the queries again for every tile
     QUERY_WORDS = WORDS * K_STEPS if Q_IN_REGISTERS else WORDS
     STORES, ONE_WARP = WARP_ROWS * CHUNKS // 32, tile.warps == 1
-    pack = ptx.pack_bf162 if tile.bf16 else ptx.pack_half2
+    pack = tile.element.pack
     read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_mma_steps(
-        SIZE, M_TILES, KEYS_OF_TILE, PITCH, tile.bf16)
+        SIZE, M_TILES, KEYS_OF_TILE, PITCH, tile.element)
 
     @cuda.jit(device=True)
     def tile_sync():

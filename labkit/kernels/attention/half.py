@@ -8,11 +8,13 @@ Source  as flash_mma.py, which has the loop over tiles of keys
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import resident
 from labkit.kernels.attention.decode import launch_decode, make_decode
 from labkit.kernels.attention.flash import SIZES, check_flash, launch_flash
-from labkit.kernels.attention.flash_mma import MmaTile, make_contiguous_mma_loop, make_copy_elements, mma_form
+from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_contiguous_mma_loop, make_copy_elements, mma_form
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.attention.three_pass import FEW
 from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
@@ -20,15 +22,17 @@ from labkit.kernels.op import rung
 
 
 @kernel_factory
-def make_flash_half(size: int, warps: int, m_tiles: int):
+def make_flash_half(size: int, warps: int, m_tiles: int, keys: int = KEYS):
     """Attention for heads of `size` float16 values; each of `warps` warps has `m_tiles` tiles of 16 queries."""
-    TILE = MmaTile(size, warps, m_tiles)
+    TILE = MmaTile(size, warps, m_tiles, keys)
     SIZE, THREADS, ROWS, WARP_ROWS = size, TILE.threads, TILE.rows, 16 * m_tiles
     ACCUMULATORS, LANE_ROWS = TILE.accumulators, TILE.lane_rows
     copy_queries = make_copy_elements(TILE, ROWS)
     attend, store_rows = make_contiguous_mma_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, 65_536 // (TILE.registers * THREADS)))
+    blocks = 65_536 // (TILE.registers * THREADS)
+
+    @cuda.jit(launch_bounds=(THREADS, resident(blocks, THREADS, TILE.shared_bytes)))
     def attention_flash_half_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -50,11 +54,11 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
         store_rows(shared, 0, acc, row_sum, out, (0, row0, rows), head_column, thread)
 
     attention_flash_half_kernel.rows, attention_flash_half_kernel.threads = ROWS, THREADS
-    attention_flash_half_kernel.shared_bytes = 2 * TILE.elements
+    attention_flash_half_kernel.shared_bytes = TILE.shared_bytes
     return attention_flash_half_kernel
 
 
-@rung(kernel=make_flash_half(64, 4, 1), sizes=SIZES,
+@rung(kernel=make_flash_half(64, 4, 1, KEYS), sizes=SIZES,
       idea="tensor cores: scores become exponentials, and a factor of the next product, in registers")
 def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """A block takes 16 to 128 queries of one head, a warp 16 or 32 of them, and the keys in tiles of 64. cp.async
@@ -80,7 +84,7 @@ def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, str
     size, _ = check_heads(qkv, heads, out, cache, start, np.float16)
     if cache is not None and out.shape[0] <= FEW:
         pick = attention_decode_half
-    elif device.on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(size, qkv, out, cache):
+    elif gpus.chosen_on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(size, qkv, out, cache):
         pick = attention_flash_wgmma
     else:
         pick = attention_flash_half

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda
 from labkit.device import gpus, ptx
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
 
@@ -15,7 +15,7 @@ STEP = 16  # of the kernels that move 16 bytes at a time: heads are a multiple o
 
 def multiprocessors() -> int:
     """Return how many blocks keep the whole GPU busy; on the CPU device, 1."""
-    return gpus.sm_count() if device.on_gpu() else 1
+    return gpus.sm_count() if gpus.chosen_on_gpu() else 1
 
 
 def check_heads(qkv, heads, out, cache, start, dtype=np.float32) -> tuple[int, int]:

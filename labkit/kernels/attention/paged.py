@@ -2,7 +2,7 @@
 
 Shapes  q, out (B, H, D), R = H // K; keys, values, page_table as in pages.py; lengths (B,) int32 in device memory, the
         new token counted: its keys and values are in the cache. Length 0 is an empty slot, whose rows of out are zeros;
-        a sequence whose page table is too short comes out as NaN. float32, or uint16 that holds bfloat16
+        a sequence whose page table is too short comes out as NaN. All float32, float16, or bfloat16 (uint16)
 Work    4*H*D flop for each token of a sequence; its keys and values once, 4*K*D bytes a token in bfloat16. On an H200,
         64 sequences of 4,096 tokens, K = 8, D = 64, are 537 MB: 150 us at 85% of 4.2 TB/s. That is 27 KB a microsecond
         for each SM, whose 4 blocks of 4 warps have 8 KB each in flight: enough for a latency of 4.7 us
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
@@ -25,6 +25,7 @@ from labkit.kernels.attention.paged_split import (
     blocks_of_group,
     make_paged_decode,
     make_paged_decode_mma,
+    stages_for,
 )
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -36,7 +37,8 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.op import rung
+from labkit.kernels.elements import FLOAT32, Element, element_of
+from labkit.kernels.op import missing, rung
 from labkit.kernels.pdl import uses_pdl
 
 NAIVE_THREADS = 32
@@ -96,8 +98,11 @@ def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, strea
     if parts.partial.size < num_elements or parts.arrived.size < sequences * kv_heads * blocks:
         raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
                          f"with decode_parts({sequences}, {heads}, {size})")
-    kernel = factory(size, heads_per_block, uses_pdl(sequences)) if factory is make_paged_decode_mma else factory(
-        size, heads_per_block, np.dtype(q.dtype) == np.uint16, splits)
+    element = element_of("q", q)
+    if factory is make_paged_decode_mma:
+        kernel = factory(size, heads_per_block, uses_pdl(sequences), stages_for(size) or 2, element)
+    else:
+        kernel = factory(size, heads_per_block, element, splits)
     kernel_arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                         np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
     # The sequence's length is not known here: blocks beyond its pages exit at once.
@@ -111,8 +116,8 @@ def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, strea
 
 
 @kernel_factory
-def make_paged_decode_naive(size: int, bf16: bool):
-    attend = make_attend(size, bf16)
+def make_paged_decode_naive(size: int, element: Element):
+    attend = make_attend(size, element)
 
     @cuda.jit
     def paged_decode_naive_kernel(q, keys, values, page_table, lengths, out, scale):
@@ -136,17 +141,17 @@ def check_decode(q, keys, values, page_table, lengths, out, scale, *, whole_line
     return ratio
 
 
-@rung(kernel=make_paged_decode_naive(64, False), idea="one thread a sequence and head: two passes over its pages")
+@rung(kernel=make_paged_decode_naive(64, FLOAT32), idea="one thread a sequence and head: two passes over its pages")
 def paged_decode_naive(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """One thread has one query, computes each score twice, and reads keys and values element by element. The cost of
     paging is one more load for each token, of its entry in the page table."""
     check_decode(q, keys, values, page_table, lengths, out, scale, whole_lines=False)
-    kernel = make_paged_decode_naive(q.shape[2], q.dtype == np.uint16)
+    kernel = make_paged_decode_naive(q.shape[2], element_of("q", q))
     blocks = -(-q.shape[0] * q.shape[1] // NAIVE_THREADS)
     kernel[blocks, NAIVE_THREADS, stream](q, keys, values, page_table, lengths, out, np.float32(scale))
 
 
-@rung(kernel=make_paged_decode(64, 4, False, 1), sizes=SIZES,
+@rung(kernel=make_paged_decode(64, 4, FLOAT32, 1), sizes=SIZES,
       idea="a block for each head of keys: online softmax in registers, 16 bytes at a time")
 def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """A block has the query heads that share keys and values, and reads these once. Its four warps take pages in turn;
@@ -155,7 +160,7 @@ def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, par
     _launch_decode(make_paged_decode, MOST, 1, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
-@rung(kernel=make_paged_decode(64, 4, False, SPLITS), sizes=SIZES,
+@rung(kernel=make_paged_decode(64, 4, FLOAT32, SPLITS), sizes=SIZES,
       idea="pages in up to 16 parts, over as many blocks as keep the GPU busy; the last one folds what all found")
 def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """As one_block, but in splits of 8 pages or more, which several blocks share if there are few sequences. A counter
@@ -163,22 +168,28 @@ def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=N
     _launch_decode(make_paged_decode, MOST, SPLITS, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
-@rung(kernel=make_paged_decode_mma(64, 4), sizes=SIZES,
+@rung(kernel=make_paged_decode_mma(64, 4, False, 3), sizes=SIZES,
       idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages in flight")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
-    """For bfloat16. A page of 16 keys is one operand of mma.sync, the query heads of a group are the other. Each warp
-    has three pages in shared memory, two of them still in flight; the products take so few instructions
-    that loads set the time, for any ratio of heads."""
-    if np.dtype(q.dtype) != np.uint16:
-        raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
+    """For elements of 16 bits. A page of 16 keys is one operand of mma.sync, the query heads of a group are the other.
+    Each warp has three pages in shared memory, two of them still in flight; the products take so few instructions that
+    loads set the time, for any ratio of heads."""
+    if element_of("q", q) is FLOAT32:
+        raise ValueError("q has dtype float32; on tensor cores uint16, which holds bfloat16, and float16 are allowed")
     arguments = q, keys, values, page_table, lengths, out, scale
     _launch_decode(make_paged_decode_mma, MOST_MMA, SPLITS, arguments, parts, stream)
 
 
+def _on_tensor_cores(element: Element, size: int) -> bool:
+    """Return whether the target's tensor cores multiply such elements, and its shared memory holds pages of them."""
+    return element is not FLOAT32 and bool(stages_for(size)) and not missing(
+        make_paged_decode_mma(64, 4, False, 3, element))
+
+
 def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_decode_naive
     else:
-        launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split
+        launch = paged_decode_mma if _on_tensor_cores(element_of("q", q), q.shape[-1]) else paged_decode_split
     launch(q, keys, values, page_table, lengths, out, scale, parts, stream=stream)

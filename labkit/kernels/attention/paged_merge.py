@@ -15,6 +15,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.attention.pages import PAGE
+from labkit.kernels.elements import Element
 from labkit.kernels.reduce import ZERO
 
 WARPS, THREADS = 4, 128
@@ -62,7 +63,7 @@ def merge_split(state, n, split):
     state[n, 3] = cuda.fma(state[n, 3], correction, split_acc1 * weight)
 
 
-def make_merge(size: int, heads: int, bf16: bool, splits: int):
+def make_merge(size: int, heads: int, element: Element, splits: int):
     """Make the device functions that merge: write_zeros, for an empty slot; acc_offset, of an element of acc in shared
     memory; merge_warps, at the end of a split; reduce_splits, at the end of a block.
 
@@ -72,15 +73,15 @@ def make_merge(size: int, heads: int, bf16: bool, splits: int):
     HEADS, SIZE, PARTIAL_STRIDE = heads, size, partial_stride(size)
     HEAD_PAIRS = size // 2  # pairs of columns of a head
     NUM_PAIRS, THREAD_PAIRS = heads * HEAD_PAIRS, -(-heads * HEAD_PAIRS // THREADS)
-    SPLIT = splits > 1
+    SPLIT, store_pair, packed = splits > 1, element.store_pair, element.store_pair is not None
     # Rows of 64 elements begin in the same bank: the eight rows that a warp writes at once are swizzled.
     SWIZZLE = 8 if size & (size - 1) == 0 else 0
     SWIZZLE_MASK = min(7, size // 8 - 1)
 
     @cuda.jit(device=True)
     def write(out, row, col, acc0, acc1):
-        if bf16:
-            ptx.store_global_bf162(out, row * SIZE + col, acc0, acc1)
+        if packed:
+            store_pair(out, row * SIZE + col, acc0, acc1)
         else:
             out[row, col], out[row, col + 1] = acc0, acc1
 

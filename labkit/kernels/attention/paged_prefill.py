@@ -3,8 +3,8 @@ rest of one whose prefix is cached, and single tokens beside them. A row has the
 
 Shapes  q, out (T, H, D), R = H // K; keys, values, page_table as in pages.py; begins, lengths, contexts (B,) int32 in
         device memory: rows begins[s] to begins[s] + lengths[s] - 1 are the last of sequence s's contexts[s] tokens, all
-        in the cache. longest: no length is larger; it sets the grid. float32, or uint16 that holds bfloat16. The host
-        does not see the lengths: a sequence beyond `longest`, the last row or its page table comes out as NaN
+        in the cache. longest: no length is larger; it sets the grid. All float32, float16, or bfloat16 (uint16). The
+        host does not see the lengths: a sequence beyond `longest`, the last row or its page table comes out as NaN
 Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of q, out, keys and values once. By count,
         one prompt of 4,096 tokens, H = 32, D = 64, takes 0.17 to 0.25 ms on an H200's tensor cores in bfloat16
 Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
@@ -12,11 +12,12 @@ Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in pa
 
 import numpy as np
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
-from labkit.kernels.attention.flash import queries_of_thread
-from labkit.kernels.attention.flash_mma import mma_form
+from labkit.kernels.attention.flash import flash_form
+from labkit.kernels.attention.flash_mma import KEYS, mma_form
 from labkit.kernels.attention.heads import check_longest, find_sentence
 from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
 from labkit.kernels.attention.pages import (
@@ -29,7 +30,8 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.op import rung
+from labkit.kernels.elements import FLOAT32, Element, element_of
+from labkit.kernels.op import missing, rung
 
 NAIVE_THREADS = 32
 
@@ -50,8 +52,8 @@ def paged_prefill_reference(q, keys, values, page_table, begins, lengths, contex
 
 
 @kernel_factory
-def make_paged_prefill_naive(size: int, bf16: bool):
-    attend = make_attend(size, bf16)
+def make_paged_prefill_naive(size: int, element: Element):
+    attend = make_attend(size, element)
 
     @cuda.jit
     def paged_prefill_naive_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest):
@@ -83,18 +85,19 @@ def check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, s
     return ratio
 
 
-@rung(kernel=make_paged_prefill_naive(64, False), idea="one thread a row and head: two passes over the tokens it sees")
+@rung(kernel=make_paged_prefill_naive(64, FLOAT32),
+      idea="one thread a row and head: two passes over the tokens it sees")
 def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """One thread has one query, computes each score twice, and reads keys and values element by element; threads
     share nothing."""
     check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, whole_lines=False)
-    kernel = make_paged_prefill_naive(q.shape[2], np.dtype(q.dtype) == np.uint16)
+    kernel = make_paged_prefill_naive(q.shape[2], element_of("q", q))
     grid = -(-longest // NAIVE_THREADS), q.shape[1], lengths.size
     kernel[grid, NAIVE_THREADS, stream](q, keys, values, page_table, begins, lengths, contexts, out, np.float32(scale),
                                         np.uint32(longest))
 
 
-@rung(kernel=make_paged_prefill(64, 4), sizes=f"float32, {SIZES}",
+@rung(kernel=tuple(make_paged_prefill(64, queries, 8) for queries in (4, 2, 1)), sizes=f"float32, {SIZES}",
       idea="tiles of keys, corrected accumulators: no score goes to memory")
 def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash, one launch for all sequences: a block takes 16 to 128 queries of one head of one sequence,
@@ -104,21 +107,22 @@ def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, 
     if np.dtype(q.dtype) != np.float32:
         raise ValueError(f"q has dtype {q.dtype}; without tensor cores only float32 is allowed")
     _, heads, size = q.shape
-    _launch(make_paged_prefill(size, queries_of_thread(size, heads * lengths.size, longest)), arguments, stream)
+    _launch(make_paged_prefill(size, *flash_form(size, heads * lengths.size, longest)), arguments, stream)
 
 
-@rung(kernel=make_paged_prefill_mma(64, 4, 2), sizes=f"bfloat16, {SIZES}",
+@rung(kernel=make_paged_prefill_mma(64, 4, 2, KEYS), sizes=f"bfloat16 or float16, {SIZES}",
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
-    """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async
-    brings the next tile from its pages while this one is multiplied. A warp skips tiles that none of its queries
-    sees."""
+    """As attention_flash_half, also in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and
+    cp.async brings the next tile from its pages while this one is multiplied. A warp skips tiles that none of its
+    queries sees."""
     arguments = q, keys, values, page_table, begins, lengths, contexts, out, scale, longest
     check_prefill(*arguments)
-    if np.dtype(q.dtype) != np.uint16:
-        raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
+    element = element_of("q", q)
+    if element is FLOAT32:
+        raise ValueError("q has dtype float32; on tensor cores uint16, which holds bfloat16, and float16 are allowed")
     _, heads, size = q.shape
-    _launch(make_paged_prefill_mma(size, *mma_form(size, heads * lengths.size, longest)), arguments, stream)
+    _launch(make_paged_prefill_mma(size, *mma_form(size, heads * lengths.size, longest), element), arguments, stream)
 
 
 def _launch(kernel, arguments, stream):
@@ -137,8 +141,10 @@ def _launch(kernel, arguments, stream):
 
 def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         launch = paged_prefill_naive
     else:
-        launch = paged_prefill_mma if np.dtype(q.dtype) == np.uint16 else paged_prefill_flash
+        element = element_of("q", q)
+        launch = paged_prefill_flash if element is FLOAT32 else (
+            paged_prefill_naive if missing(make_paged_prefill_mma(64, 4, 2, KEYS, element)) else paged_prefill_mma)
     launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)

@@ -4,10 +4,10 @@ Shapes  as in paged.py, where the launchers are; here q and out are matrices (B 
         PAGE, D). ratio: H // K. partial, arrived: as decode_parts allocates them, for paged_merge.py
 """
 
-from numba import float32, uint16, uint32
+from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
@@ -22,6 +22,7 @@ from labkit.kernels.attention.paged_merge import (
     split_range,
 )
 from labkit.kernels.attention.pages import PAGE, find_length
+from labkit.kernels.elements import BFLOAT16, Element
 from labkit.kernels.matmul.mma import CHUNK
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
@@ -51,18 +52,18 @@ def first_row_of_page(page_table, sequence, page, kv_heads, kv_head):
     return (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE
 
 
-# --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
+# --- Products in registers --------------------------------------------------------------------------------------------
 
 
 @kernel_factory
-def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
+def make_paged_decode(size: int, heads: int, element: Element, splits: int):
     """Attention of `heads` query heads of `size` elements that share a head of keys and values.
 
     A warp takes every WARPS-th page of its block. LANES neighbours share a key, so that a warp reads KEYS keys in 16
     bytes each, and has a row_max, a row_sum and an acc for each of these groups of lanes: in the loop over pages the
     only shuffles are those that sum a dot product over a group.
     """
-    VEC = 8 if bf16 else 4  # elements in 16 bytes
+    VEC = element.per_load  # elements in 16 bytes
     SIZE, HEADS = size, heads
     CHUNKS = size // VEC
     LANES = 1 << (CHUNKS - 1).bit_length()
@@ -74,8 +75,8 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, KEYS.bit_length() - 1  # to reduce over a group, over all groups
     KV_ELEMENTS, QUERY_ELEMENTS, SCORES = ROUND * VEC, heads * VEC, ROUND * heads
     ACC_ELEMENTS, NUM_SUMS, THREAD_PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
-    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, bf16, splits)
-    load_chunk = make_load_chunk(bf16, ptx.unpack_bf162)
+    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, element, splits)
+    load_chunk = make_load_chunk(element.unpack is not None, element.unpack)
 
     @cuda.jit(device=True)
     def score_key(scores, queries, elements, n, visible):
@@ -209,24 +210,37 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     return paged_decode_kernel
 
 
-# --- Tensor cores: bfloat16 -------------------------------------------------------------------------------------------
+# --- Tensor cores: bfloat16 and float16 -------------------------------------------------------------------------------
+
+
+def mma_bytes(size: int, stages: int) -> int:
+    """Return the bytes of shared memory that a launch of make_paged_decode_mma asks for: each warp's pages, and the
+    queries."""
+    pitch = rows_in_shared(size)[1]
+    return 2 * (WARPS * stages * 2 * PAGE + 16) * pitch
+
+
+def stages_for(size: int) -> int:
+    """Return how many pages of each warp fit into the target's shared memory: three, two, or 0 where neither fits."""
+    static = 1024  # at least what the kernel declares itself
+    return next((n for n in (3, 2) if mma_bytes(size, n) + static <= gpus.target().shared_per_block), 0)
 
 
 @kernel_factory
-def make_paged_decode_mma(size: int, heads: int, early: bool = False):
-    """As make_paged_decode, for bfloat16: the query heads are the 16 rows of an operand, a page is 16 keys.
+def make_paged_decode_mma(size: int, heads: int, early: bool = False, stages: int = 3, element: Element = BFLOAT16):
+    """As make_paged_decode, for elements of 16 bits: the query heads are the 16 rows of an operand, a page is 16 keys.
 
-    Each warp has its own ring of pages in shared memory, which cp.async fills while earlier ones are multiplied; it
-    waits for no other warp. The matrix products take a tenth of the instructions that products in registers take, for
-    any number of heads up to 16, which leaves issue slots for loads.
+    Each warp has its own ring of `stages` pages in shared memory, which cp.async fills while earlier ones are
+    multiplied; it waits for no other warp. The matrix products take a tenth of the instructions that products in
+    registers take, for any number of heads up to 16, which leaves issue slots for loads.
 
     early: as in kernels/pdl.py; meanwhile the first pages are prefetched into L2, where the step's later writes to
     them go, too.
     """
     SIZE, HEADS = size, heads
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
-    TILE, QUERY_TILE = PAGE * PITCH, 16 * PITCH
-    STAGE, STAGES = 2 * TILE, 3
+    TILE = PAGE * PITCH
+    STAGE, STAGES = 2 * TILE, stages
     PREFETCH = STAGES - 1  # pages in flight
     PENDING = STAGES - 2
     RING = STAGES * STAGE
@@ -239,8 +253,9 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
     read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_mma_steps(
-        SIZE, 1, PAGE, PITCH, True)
-    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, True, SPLITS)
+        SIZE, 1, PAGE, PITCH, element)
+    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, element, SPLITS)
+    ELEMENT = element.dtype.type
 
     @cuda.jit(device=True)
     def start_page(shared, offset, source, page, end, tokens, lane):
@@ -264,7 +279,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
 
     @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
-        shared = cuda.shared.array(0, uint16)
+        shared = cuda.shared.array(0, ELEMENT)
         warp_acc = cuda.shared.array(0, float32)  # the same memory: a warp's results overwrite its last page
         warp_max, warp_sum = cuda.shared.array(NUM_SUMS, float32), cuda.shared.array(NUM_SUMS, float32)
         warp_offsets = cuda.shared.array(WARPS, uint32)
@@ -360,5 +375,5 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         reduce_splits(block_state, num_splits, active_blocks, partial, arrived, out, first_row, num_heads)
 
     paged_decode_mma_kernel.threads, paged_decode_mma_kernel.uses_pdl = THREADS, early
-    paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_OFFSET + QUERY_TILE)
+    paged_decode_mma_kernel.shared_bytes = mma_bytes(size, stages)
     return paged_decode_mma_kernel

@@ -1,22 +1,24 @@
-"""The kernels of paged_prefill that take keys in tiles: float32, and bfloat16 on tensor cores.
+"""The kernels of paged_prefill that take keys in tiles: float32, and on tensor cores bfloat16 and float16.
 
 Shapes  as in paged_prefill.py, where the launchers are; here q and out are matrices (T, H * D), keys and values
         (pages * K * PAGE, D)
 Source  as flash.py and flash_mma.py, whose loops over tiles of keys these are
 
-Tiles of keys begin at the sequence's first token, 64 keys each (32 where D is no multiple of 32, in float32), for any
-tile of queries. A key that a row does not see adds an exact zero. So a row has the same result, bit for
-bit, in one launch for the whole prompt, in parts, and in any company.
+Tiles of keys begin at the sequence's first token, 64 keys each (32 where D is no multiple of 32, in float32; fewer
+where the GPU has little shared memory), for any tile of queries. A key that a row does not see adds an exact zero. So a
+row has the same result, bit for bit, in one launch for the whole prompt, in parts, and in any company.
 """
 
-from numba import float32, uint16, uint32
+from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import resident
 from labkit.kernels.attention.flash import THREADS, FlashTile, make_copy_rows, make_flash_loop
 from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_copy_elements, make_mma_loop, rows_in_shared
 from labkit.kernels.attention.heads import find_sentence
 from labkit.kernels.attention.pages import PAGE, find_context
+from labkit.kernels.elements import BFLOAT16, Element
 
 
 def make_copy_pages(copy_page, keys: int, pitch: int):
@@ -43,9 +45,9 @@ def make_copy_pages(copy_page, keys: int, pitch: int):
 
 
 @kernel_factory
-def make_paged_prefill(size: int, queries: int):
+def make_paged_prefill(size: int, queries: int, keys_each: int = 8):
     """Attention for heads of `size` float32 elements, with a FlashTile of `queries` queries of a thread."""
-    TILE = FlashTile(size, queries)
+    TILE = FlashTile(size, queries, keys_each)
     SIZE, QUERIES, ROWS, LANES, ACCUMULATORS = size, queries, TILE.rows, TILE.lanes, queries * TILE.columns
     copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
     copy_pages_of_keys = make_copy_pages(make_copy_rows(PAGE, SIZE, TILE.pitch, THREADS, 4), TILE.keys, TILE.pitch)
@@ -64,7 +66,7 @@ def make_paged_prefill(size: int, queries: int):
 
     attend, store_rows = make_flash_loop(TILE, copy_keys, copy_values)
 
-    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    @cuda.jit(launch_bounds=(THREADS, resident(TILE.blocks, THREADS, TILE.shared_bytes)))
     def paged_prefill_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -91,20 +93,20 @@ def make_paged_prefill(size: int, queries: int):
     return paged_prefill_kernel
 
 
-# --- bfloat16 ---------------------------------------------------------------------------------------------------------
+# --- Tensor cores: bfloat16 and float16 -------------------------------------------------------------------------------
 
 
 @kernel_factory
-def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
-    """Attention for heads of `size` bfloat16 elements; each of `warps` warps has `m_tiles` times 16 queries, as in
-    make_flash_half. While a tile is multiplied, the next is in flight."""
-    TILE = MmaTile(size, warps, m_tiles, bf16=True)
+def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS, element: Element = BFLOAT16):
+    """Attention for heads of `size` elements of 16 bits; each of `warps` warps has `m_tiles` times 16 queries, as in
+    make_flash_half. While a tile of keys is multiplied, the next is in flight."""
+    TILE = MmaTile(size, warps, m_tiles, keys, element=element)
     SIZE, THREADS, ROWS, WARP_ROWS = size, TILE.threads, TILE.rows, 16 * m_tiles
     ACCUMULATORS, LANE_ROWS, PITCH = TILE.accumulators, TILE.lane_rows, rows_in_shared(size)[1]
-    VALUES = KEYS * PITCH
-    REGISTERS = 168 if size <= 64 and m_tiles == 1 else 256
+    VALUES = keys * PITCH
+    ELEMENT, REGISTERS = element.dtype.type, 168 if size <= 64 and m_tiles == 1 else 256
     copy_queries = make_copy_elements(TILE, ROWS)
-    copy_pages = make_copy_pages(make_copy_elements(TILE, PAGE), KEYS, PITCH)
+    copy_pages = make_copy_pages(make_copy_elements(TILE, PAGE), keys, PITCH)
 
     @cuda.jit(device=True)
     def copy_tile(shared, offset, source, key0, end, thread):
@@ -114,9 +116,11 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
 
     attend, store_rows = make_mma_loop(TILE, copy_tile)
 
-    @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (REGISTERS * THREADS))))
+    blocks = max(1, 65_536 // (REGISTERS * THREADS))
+
+    @cuda.jit(launch_bounds=(THREADS, resident(blocks, THREADS, TILE.shared_bytes)))
     def paged_prefill_mma_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
-        shared = cuda.shared.array(0, uint16)
+        shared = cuda.shared.array(0, ELEMENT)
         acc = cuda.local.array(ACCUMULATORS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
         thread = u32.threadIdx.x
@@ -139,5 +143,5 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
         store_rows(shared, 0, acc, row_sum, out, (begin, row0, tokens), head_column, thread)
 
     paged_prefill_mma_kernel.rows, paged_prefill_mma_kernel.threads = ROWS, THREADS
-    paged_prefill_mma_kernel.shared_bytes = 2 * TILE.elements
+    paged_prefill_mma_kernel.shared_bytes = TILE.shared_bytes
     return paged_prefill_mma_kernel

@@ -2,8 +2,8 @@
 
     token j of sequence s:  page = page_table[s, j // PAGE],  keys[page, head, j % PAGE],  values[page, head, j % PAGE]
 
-Shapes  keys, values (pages, K, PAGE, D), float32, or uint16 that holds bfloat16: the tokens of one head in one page are
-        contiguous, 2 KB of bfloat16 for D = 64, so memory is read in whole cache lines wherever the pages lie.
+Shapes  keys, values (pages, K, PAGE, D), float32, float16, or uint16 that holds bfloat16: the tokens of one head in one
+        page are contiguous, 2 KB in 16 bits for D = 64, so memory is read in whole cache lines wherever the pages lie.
         page_table (B, max_pages) int32: entries after those of a sequence's pages may hold anything. H query heads, K
         heads of keys and values, H a multiple of K: query head h reads head h // (H // K)
 Source  W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023)
@@ -12,19 +12,18 @@ Source  W. Kwon et al., "Efficient Memory Management for Large Language Model Se
 import math
 
 import numpy as np
-from numba import float32, uint16, uint32
+from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
 from labkit.kernels.arguments import check_array
 from labkit.kernels.attention.heads import NOT_A_NUMBER, STEP, check_chunks
 from labkit.kernels.dtypes import float64_of
+from labkit.kernels.elements import Element, element_of
 
 PAGE = 16  # tokens
 WIDEST = 128  # heads of the kernels that move 16 bytes at a time
 SIZES = f"heads of a multiple of {STEP} numbers, at most {WIDEST}"
 LOG2_E = math.log2(math.e)
-DTYPES = (np.dtype(np.float32), np.dtype(np.uint16))
 
 
 # --- On the host ------------------------------------------------------------------------------------------------------
@@ -97,9 +96,7 @@ def attend_reference(queries, keys, values, context_len: int, scale: float, tole
 def check_paged(q, keys, values, page_table, out, scale, *, whole_lines: bool = True) -> int:
     """Return how many query heads share a head of keys and values, or raise an error that names the argument.
     whole_lines: the kernel moves 16 bytes at a time."""
-    dtype = np.dtype(getattr(q, "dtype", np.float32))
-    if dtype not in DTYPES:
-        raise TypeError(f"q has dtype {dtype}; only float32 and uint16, which holds bfloat16, are allowed")
+    dtype = element_of("q", q).dtype
     check_array("q", q, ndim=3, dtype=dtype)
     check_array("keys", keys, ndim=4, dtype=dtype)
     _, heads, size = q.shape
@@ -148,33 +145,10 @@ def find_context(contexts, sequence, tokens, max_pages, scale):
     return context_len, num_keys, scale
 
 
-def make_access(bf16: bool):
-    """Make the device functions (to_float, element): an element as float32, and a float32 as an element."""
-    if bf16:
-        @cuda.jit(device=True)
-        def to_float(element):
-            return ptx.bits_float(uint32(element) << 16)
-
-        @cuda.jit(device=True)
-        def element(value):
-            return uint16(ptx.pack_bf162(value, float32(0.0)) & uint32(0xFFFF))
-    else:
-        @cuda.jit(device=True)
-        def to_float(element):
-            return element
-
-        @cuda.jit(device=True)
-        def element(value):
-            return value
-
-    return to_float, element
-
-
-def make_attend(size: int, bf16: bool):
+def make_attend(size: int, element: Element):
     """Make a device function: one query against its keys in two passes, by one thread. First the maximum of the scores,
     then each score again, its exponential and the weighted value. Paging is the one line that finds the page."""
-    SIZE = size
-    to_float, element = make_access(bf16)
+    SIZE, to_float, to_element = size, element.number, element.element
 
     @cuda.jit(device=True)
     def score_of(q, row, head, keys, page, kv_head, j):
@@ -203,6 +177,6 @@ def make_attend(size: int, bf16: bool):
                 acc[i] += exponential * to_float(values[page, kv_head, j % PAGE, i])
         inv_row_sum = float32(0.0) if num_visible == 0 else float32(1.0) / row_sum
         for i in range(SIZE):
-            out[row, head, i] = element(acc[i] * inv_row_sum)
+            out[row, head, i] = to_element(acc[i] * inv_row_sum)
 
     return attend

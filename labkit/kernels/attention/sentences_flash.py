@@ -13,14 +13,15 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import launch_tiled
+from labkit.kernels.arguments import launch_tiled, resident
 from labkit.kernels.attention.flash import (
     THREADS,
     FlashTile,
+    flash_form,
     make_contiguous_loop,
     make_copy_rows,
-    queries_of_thread,
 )
 from labkit.kernels.attention.flash import scale_for_powers_of_two as scale_of
 from labkit.kernels.attention.flash_mma import KEYS, MmaTile, make_contiguous_mma_loop, make_copy_elements, mma_form
@@ -43,22 +44,25 @@ def check_tiled(qkv, heads, begins, lengths, longest, out, dtype, widest: int) -
 
 
 @kernel_factory
-def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, teams: int):
+def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, stages: int, teams: int):
     """Attention for heads of `size` float16 values: a team of `warps` warps, with `m_tiles` tiles of 16 queries each,
-    has a tile of queries of one head and takes tiles of `keys` keys. A block has `teams` teams, with neighbouring
-    heads; more than one only where a team is one warp, which needs no barrier of the block.
+    has a tile of queries of one head and takes tiles of `keys` keys, of which shared memory holds `stages`. A block has
+    `teams` teams, with neighbouring heads; more than one only where a team is one warp, which needs no barrier of the
+    block.
 
     The queries and the first two tiles of keys and values are in flight before the first product: up to 128 tokens, a
     block waits for memory once after it has read where its sentence lies. Longer sentences reuse the two stages.
     """
-    TILE = MmaTile(size, warps, m_tiles, keys, first=1 if keys < KEYS else 2, causal=False)
+    TILE = MmaTile(size, warps, m_tiles, keys, first=stages, causal=False, stages=stages)
     SIZE, TEAMS, TEAM_THREADS, ROWS, WARP_ROWS = size, teams, TILE.threads, TILE.rows, 16 * m_tiles
     THREADS, TEAM_ELEMENTS = TEAM_THREADS * teams, TILE.elements
     ACCUMULATORS, LANE_ROWS = TILE.accumulators, TILE.lane_rows
     copy_queries = make_copy_elements(TILE, ROWS)
     attend, store_rows = make_contiguous_mma_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (TILE.registers * THREADS))))
+    blocks = max(1, 65_536 // (TILE.registers * THREADS))
+
+    @cuda.jit(launch_bounds=(THREADS, resident(blocks, THREADS, TEAMS * TILE.shared_bytes)))
     def attention_sentences_flash_half_kernel(qkv, begins, lengths, out, longest, scale):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -78,21 +82,26 @@ def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, te
         store_rows(shared, team_offset, acc, row_sum, out, (begin, row0, tokens), head_column, thread)
 
     kernel = attention_sentences_flash_half_kernel
-    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, TEAMS, 2 * TEAMS * TEAM_ELEMENTS
+    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, TEAMS, TEAMS * TILE.shared_bytes
     return kernel
 
 
-def sentences_half_form(size: int, heads: int, sentences: int, longest: int) -> tuple[int, int, int, int]:
-    """Return (warps, m_tiles, keys, teams) of the kernel. Where a tile of queries belongs to one warp, the block takes
-    up to four heads: a GPU starts blocks one after the other."""
+def sentences_half_form(size: int, heads: int, sentences: int, longest: int) -> tuple[int, int, int, int, int]:
+    """Return (warps, m_tiles, keys, stages, teams) of the kernel. Where a tile of queries belongs to one warp, the
+    block takes up to four heads: a GPU starts blocks one after the other."""
     pairs = heads * sentences
-    warps, m_tiles = mma_form(size, pairs, longest)
+    warps, m_tiles, keys = mma_form(size, pairs, longest)
+    padded = 16 * -(-longest // 16)
+    keys, stages = (keys, 2) if padded >= keys else (padded, 1)
     blocks = pairs * -(-longest // (16 * warps * m_tiles))
-    teams = next(n for n in (4, 2, 1) if n == 1 or warps == 1 and heads % n == 0 and blocks // n >= multiprocessors())
-    return warps, m_tiles, min(KEYS, 16 * -(-longest // 16)), teams
+    team_bytes = MmaTile(size, warps, m_tiles, keys, stages=stages).shared_bytes
+    teams = next(n for n in (4, 2, 1) if n == 1 or (
+        warps == 1 and heads % n == 0 and blocks // n >= multiprocessors()
+        and n * team_bytes <= gpus.target().shared_per_block))
+    return warps, m_tiles, keys, stages, teams
 
 
-@rung(kernel=make_sentences_flash_half(32, 4, 2, KEYS, 1), sizes=SIZES_HALF,
+@rung(kernel=make_sentences_flash_half(32, 4, 2, KEYS, 2, 1), sizes=SIZES_HALF,
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def attention_sentences_flash_half(qkv, heads, begins, lengths, longest, out, *, stream=0):
     """A block takes 16 to 128 queries of a head of a sentence. Where a sentence fits into a tile of queries, its keys
@@ -113,14 +122,14 @@ def launch_sentences(kernel, qkv, heads, begins, lengths, longest, out, stream=0
 
 
 @kernel_factory
-def make_sentences_flash(size: int, queries: int):
+def make_sentences_flash(size: int, queries: int, keys_each: int = 8):
     """Attention for heads of `size` elements, with a FlashTile of `queries` queries of a thread."""
-    TILE = FlashTile(size, queries)
+    TILE = FlashTile(size, queries, keys_each)
     SIZE, QUERIES, ROWS, ACCUMULATORS = size, queries, TILE.rows, queries * TILE.columns
     copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
     attend, store_rows = make_contiguous_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    @cuda.jit(launch_bounds=(THREADS, resident(TILE.blocks, THREADS, TILE.shared_bytes)))
     def attention_sentences_flash_kernel(qkv, begins, lengths, out, longest, scale):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -143,10 +152,10 @@ def make_sentences_flash(size: int, queries: int):
     return kernel
 
 
-@rung(kernel=make_sentences_flash(32, 1), sizes=SIZES,
+@rung(kernel=make_sentences_flash(32, 1, 8), sizes=SIZES,
       idea="tiles of keys, corrected accumulators: no score goes to memory")
 def attention_sentences_flash(qkv, heads, begins, lengths, longest, out, *, stream=0):
     """As attention_flash, one launch for all sentences: a block takes 16 to 128 queries of a head of a sentence."""
     size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float32, WIDEST)
-    kernel = make_sentences_flash(size, queries_of_thread(size, heads * lengths.size, longest))
+    kernel = make_sentences_flash(size, *flash_form(size, heads * lengths.size, longest))
     launch_sentences(kernel, qkv, heads, begins, lengths, longest, out, stream)

@@ -15,8 +15,9 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
+from labkit import cuda, u32
+from labkit.device import gpus
+from labkit.kernels.arguments import check_array, dynamic_shared
 from labkit.kernels.attention.decode import attention_decode
 from labkit.kernels.attention.flash import attention_flash, takes_flash
 from labkit.kernels.attention.heads import check_heads, keys_and_values
@@ -148,10 +149,10 @@ def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
     size, capacity = check_heads(qkv, heads, out, cache, start)
     fixed = PARTIAL_BYTES + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
     nbytes = 16 * -(-capacity // 4)  # the compiler reads four scores at a time, past the last one, too
-    if fixed + nbytes > MAX_SHARED:
+    allowed = gpus.target().shared_per_block - fixed
+    if nbytes > allowed:
         raise ValueError(f"the scores of {capacity:,} keys take {nbytes:,} bytes of shared memory; a block can have "
-                         f"{MAX_SHARED - fixed:,} bytes for them, {(MAX_SHARED - fixed) // 4:,} keys. Tiled attention "
-                         f"has no such limit")
+                         f"{allowed:,} bytes for them, {allowed // 4:,} keys. Tiled attention has no such limit")
     keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
     arguments = (qkv, keys_values, start, out, kv_offset, np.uint32(size), np.float32(1 / math.sqrt(size)),
                  np.uint32(causal))
@@ -189,7 +190,7 @@ FEW = 4  # queries: with more, tiles of keys pay
 def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple ones are the quickest."""
     size, _ = check_heads(qkv, heads, out, cache, start)
-    if device.on_gpu() and takes_flash(size, qkv, out, cache):
+    if gpus.chosen_on_gpu() and takes_flash(size, qkv, out, cache):
         pick = attention_decode if cache is not None and out.shape[0] <= FEW else attention_flash
     else:
         pick = attention_all_threads if size <= BLOCK else attention_three_pass

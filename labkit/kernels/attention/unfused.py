@@ -14,7 +14,8 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum
@@ -244,7 +245,7 @@ class AttentionInSteps:
         num_queries, columns = out.shape
         keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
         scores = self._scores_for(heads, num_queries, capacity)
-        tiled = num_queries > FEW and device.on_gpu() if self.tiled is None else self.tiled
+        tiled = num_queries > FEW and gpus.chosen_on_gpu() if self.tiled is None else self.tiled
         scale, causal = np.float32(1 / math.sqrt(size)), np.uint32(causal)
         size = np.uint32(size)
         flat = (np.uint32(columns), np.uint32(capacity), np.uint32(num_queries))

@@ -14,13 +14,12 @@ import math
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, launch_tiled
 from labkit.kernels.attention.flash import check_flash, scale_for_powers_of_two, takes_flash
 from labkit.kernels.attention.heads import keys_and_values
-from labkit.kernels.matmul.wgmma import HOPPER
 from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
@@ -360,9 +359,9 @@ CONSUMERS_OF = {64: {3: 1.55, 1: 1.2}, 128: {2: 1.55}}
 def consumers_for(size: int, rows: int, heads: int, causal: bool) -> int:
     """Return the consumers of a block with which these rows take the least time; on the CPU device, the fewest."""
     times = CONSUMERS_OF[size]
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return min(times)
-    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = gpus.sm_count()
 
     def time(consumers):
         rounds = heads * -(-rows // (64 * consumers)) / (sms * (2 if consumers == 1 else 1))
@@ -374,7 +373,8 @@ def consumers_for(size: int, rows: int, heads: int, causal: bool) -> int:
 
 def takes_flash_wgmma(size: int, qkv, out, cache) -> bool:
     """Whether attention_flash_wgmma can run here and takes heads of `size` and these arguments, already checked."""
-    return size in CONSUMERS_OF and not missing(HOPPER) and takes_flash(size, qkv, out, cache)
+    return (size in CONSUMERS_OF and not missing(make_flash_wgmma(size, min(CONSUMERS_OF[size])))
+            and takes_flash(size, qkv, out, cache))
 
 
 @rung(kernel=tuple(make_flash_wgmma(64, consumers) for consumers in CONSUMERS_OF[64]), sizes=SIZES,

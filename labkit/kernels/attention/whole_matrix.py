@@ -11,9 +11,9 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_SHARED, dynamic_shared
+from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention.flash import make_copy_rows, scale_for_powers_of_two
 from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
 from labkit.kernels.attention.heads import check_heads, find_sentence, keys_and_values
@@ -79,11 +79,12 @@ def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=Fa
     """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
     between them goes to global memory. This saves only what the caches would have held anyway."""
     size, capacity = check_heads(qkv, heads, out, cache, start)
-    nbytes = 4 * out.shape[0] * capacity
-    if nbytes > MAX_SHARED:
+    nbytes, allowed = 4 * out.shape[0] * capacity, gpus.target().shared_per_block
+    if nbytes > allowed:
+        most = math.isqrt(allowed // 4)
         raise ValueError(f"the scores of {out.shape[0]:,} queries and {capacity:,} keys take {nbytes:,} bytes of "
-                         f"shared memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
-                         f"{math.isqrt(MAX_SHARED // 4)} scores. Tiled attention has no such limit")
+                         f"shared memory; a block can have {allowed:,}: {most} x {most} scores. Tiled attention has no "
+                         f"such limit")
     keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
     arguments = (qkv, keys_values, start, out, kv_offset, np.uint32(size), scale_for_powers_of_two(size),
                  np.uint32(causal))
@@ -215,11 +216,11 @@ def attention_sentences_whole_matrix(qkv, heads, begins, lengths, longest, out, 
     half of that, and registers alone for the scores."""
     size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
     kernel = make_sentences_whole_matrix(size)
-    nbytes = whole_matrix_bytes(kernel.pitch, longest)
-    if nbytes > MAX_SHARED:
-        max_tokens = max(n for n in range(16, longest, 16) if whole_matrix_bytes(kernel.pitch, n) <= MAX_SHARED)
+    nbytes, allowed = whole_matrix_bytes(kernel.pitch, longest), gpus.target().shared_per_block
+    if nbytes > allowed:
+        max_tokens = max(n for n in range(16, longest, 16) if whole_matrix_bytes(kernel.pitch, n) <= allowed)
         raise ValueError(f"longest is {longest:,}: a head's scores, queries, keys and values take {nbytes:,} bytes of "
-                         f"shared memory, and a block can have {MAX_SHARED:,}, {max_tokens} tokens. Tiled attention "
+                         f"shared memory, and a block can have {allowed:,}, {max_tokens} tokens. Tiled attention "
                          f"has no such limit")
     length, scale = np.uint32(padded(longest)), scale_for_powers_of_two(size)
     arguments = (qkv, begins, lengths, out, np.uint32(longest), length, scale)

@@ -1,8 +1,8 @@
 """The linear layers of a Llama, out = x @ weight.T, with weights (out, in) as files have them: which kernel for what.
 
-Shapes  x (T, K), weight (N, K), bias (N,), out (T, N); bfloat16 in arrays of uint16, or float32; out may be float32
-        where x is bfloat16 (logits). Accumulators in float32; a bfloat16 is rounded once, after the bias
-Work    2*T*N*K flop; 2*(T*K + N*K + T*N) bytes of bfloat16
+Shapes  x (T, K), weight (N, K), bias (N,), out (T, N); bfloat16 in arrays of uint16, float16 or float32; out may be
+        float32 (logits). Accumulators in float32; 16 bits are rounded once, after the bias
+Work    2*T*N*K flop; 2*(T*K + N*K + T*N) bytes of 16-bit elements
 Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
 
 The order of additions in an output depends on the shape of the weights and on the kernel, never on the rest of a batch:
@@ -13,10 +13,10 @@ import functools
 
 import numpy as np
 
-from labkit import device
+from labkit.device import gpus
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import float64_of
-from labkit.kernels.elements import BFLOAT16, FLOAT32, unchanged
+from labkit.kernels.elements import BFLOAT16, ELEMENTS, FLOAT32, unchanged
 from labkit.kernels.linear.streamed import (
     EIGHTS,
     GROUP,
@@ -35,11 +35,11 @@ from labkit.kernels.linear.swap_ab import IDEA as IDEA_SWAP_AB
 from labkit.kernels.linear.swap_ab import MOST_TOKENS, check_swap_ab, multiply_swap_ab, swap_ab_kernels
 from labkit.kernels.linear.swap_ab import SIZES as SIZES_SWAP_AB
 from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
-from labkit.kernels.matmul.mma import MMA_BF16, check_product, launch, make_pipelined
+from labkit.kernels.matmul.mma import check_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import (
-    HOPPER,
     SWIGLU_TILES,
     TILES,
+    has_wgmma,
     make_wgmma_specialised,
     multiply_floats,
     multiply_specialised,
@@ -59,7 +59,8 @@ LONG_DEPTH = 4096  # K from which on a small layer is faster with K split among 
 def linear(x, weight, out, bias=None, stream=0):
     """out = x @ weight.T + bias, by the kernel to use for these sizes on this device.
 
-    x (T, K), weight (N, K), bias (N,): all bfloat16 (uint16) or all float32. out (T, N): of their type, or float32.
+    x (T, K), weight (N, K), bias (N,): all bfloat16 (uint16), float16 or float32. out (T, N): of their type, or
+    float32.
     """
     elements = check_linear(x, weight, bias, out)
     _pick(x, weight, out, bias)(x, weight, bias, out, elements, stream=stream)
@@ -68,7 +69,7 @@ def linear(x, weight, out, bias=None, stream=0):
 def linear_swiglu(x, gate_up, out, stream=0):
     """out = silu(x @ gate.T) * (x @ up.T), rounded as transformers' modules round: both products, silu, and out.
 
-    x (T, K), gate_up as arrange_gate_up makes it of gate and up (N, K), out (T, N): all bfloat16 or all float32.
+    x (T, K), gate_up as arrange_gate_up makes it of gate and up (N, K), out (T, N): all of one type, as for linear.
     """
     elements = check_linear(x, gate_up, None, out, swiglu=True)
     _pick(x, gate_up, out, None, swiglu=True)(x, gate_up, None, out, elements, stream=stream)
@@ -93,28 +94,30 @@ def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def _pick(x, weight, out, bias, swiglu: bool = False):
-    """Return a launcher (x, weight, bias, out, elements, stream). On a GPU, of bfloat16 with K a multiple of 8: up to 8
+    """Return a launcher (x, weight, bias, out, elements, stream). On a GPU, of 16 bits with K a multiple of 8: up to 8
     rows, or 32 of a small layer, stream the weights to mma.sync (streamed.py); up to 256 are the columns of a product
     by wgmma (swap_ab.py); more are its rows (matmul/wgmma.py), or on other GPUs tiles of mma.sync (matmul/mma.py).
-    Measured on an H200, in a decoder's step. Otherwise a warp computes an output, or on the CPU device a thread."""
+    Measured on an H200, in a decoder's step. Otherwise, and without tensor cores for bfloat16, a warp computes an
+    output or several, on the CPU device a thread one."""
     wide = loads_whole(x, weight)
     options = {"swiglu": True} if swiglu else {}
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return functools.partial(by_thread, wide=wide, **options)
-    if np.dtype(x.dtype) != np.uint16 or not wide:
+    element = ELEMENTS[np.dtype(x.dtype)]
+    if element is FLOAT32 or not wide or missing(make_tensor(1, 1, element=element)):
         if wide and not swiglu:
             return functools.partial(by_wide_warp, outputs=SEVERAL)
         return functools.partial(by_warp, **options)
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
-    small, long = rows < SMALL_ROWS, weight.shape[1] >= LONG_DEPTH
-    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED) or missing(MMA_BF16):
-        return functools.partial(by_tensor_cores if not missing(MMA_BF16) else by_warp, **options)
-    if tokens <= MOST_TOKENS and bias is None and not missing(HOPPER):
+    small, long = rows < gpus.for_sms(SMALL_ROWS), weight.shape[1] >= LONG_DEPTH
+    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED):
+        return functools.partial(by_tensor_cores, **options)
+    if tokens <= MOST_TOKENS and bias is None and has_wgmma():
         return functools.partial(swap_ab, **options)
     if out.shape[1] % 8 or not aligned(out):
         return functools.partial(by_tensor_cores, **options)
-    if missing(HOPPER) or (floats and bias is not None):
+    if not has_wgmma() or (floats and bias is not None):
         return functools.partial(by_tensor_cores, **options) if swiglu or floats else pipelined
     return specialised_swiglu if swiglu else specialised_floats if floats else specialised
 
@@ -136,9 +139,10 @@ def specialised_swiglu(x, gate_up, bias, out, elements=None, stream=0):
 
 
 def pipelined(x, weight, bias, out, elements=None, stream=0):
-    """Multiply by mma.sync, bfloat16 in and out."""
-    sizes = check_product(x, weight, bias, None, out, weights=True, dtype=np.uint16, out_dtype=np.uint16)
-    kernel = make_pipelined(pipelined_tile(*sizes), weights=True, bias=bias is not None, bf16=True, bf16_out=True)
+    """Multiply by mma.sync, 16-bit elements in and out."""
+    sizes = check_product(x, weight, bias, None, out, weights=True, dtype=x.dtype, out_dtype=x.dtype)
+    kernel = make_pipelined(pipelined_tile(*sizes), weights=True, bias=bias is not None,
+                            element=ELEMENTS[np.dtype(x.dtype)])
     launch(kernel, x, weight, bias, None, out, stream)
 
 
@@ -148,14 +152,14 @@ SIZES = "K and N multiples of 8"
 IDEA_WGMMA = "wgmma: one warpgroup copies, two multiply 128 rows at a time"
 
 
-@rung(kernel=tuple(make_pipelined(tile, weights=True, bf16=True, bf16_out=True) for tile in PIPELINED_TILES),
+@rung(kernel=tuple(make_pipelined(tile, weights=True, element=BFLOAT16) for tile in PIPELINED_TILES),
       idea="mma.sync: tiles in a pipeline of four stages, rounded and stored whole", sizes=SIZES)
 def linear_bf16_pipelined(x, weight, out, stream=0):
     """Multiply many rows: a block computes a tile of 128 x 256 or so, and prefetches the next stage meanwhile."""
     pipelined(x, weight, None, out, stream=stream)
 
 
-@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True)
+@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, element=BFLOAT16)
                    for tile in TILES), sizes=SIZES, idea=IDEA_WGMMA)
 def linear_bf16_wgmma(x, weight, out, stream=0):
     """As pipelined, on Hopper's tensor cores: float16's kernel of matmul/wgmma.py with bfloat16's instruction."""
@@ -186,8 +190,8 @@ def linear_swiglu_streamed(x, gate_up, out, stream=0):
     by_tensor_cores(x, gate_up, None, out, elements, swiglu=True, stream=stream)
 
 
-@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, swiglu=True)
-                   for tile in SWIGLU_TILES), sizes=SIZES, idea=IDEA_WGMMA)
+@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, element=BFLOAT16,
+                                          swiglu=True) for tile in SWIGLU_TILES), sizes=SIZES, idea=IDEA_WGMMA)
 def linear_swiglu_wgmma(x, gate_up, out, stream=0):
     """For many rows: SwiGLU while the next tile is copied. The output is half as wide, which leaves shared memory for
     another stage."""
@@ -218,8 +222,8 @@ def lm_head_streamed(x, weight, out, stream=0):
     by_tensor_cores(x, weight, None, out, elements, stream=stream)
 
 
-@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, floats=True)
-                   for tile in TILES), sizes=SIZES, idea=IDEA_WGMMA)
+@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, element=BFLOAT16,
+                                          floats=True) for tile in TILES), sizes=SIZES, idea=IDEA_WGMMA)
 def lm_head_wgmma(x, weight, out, stream=0):
     """For many rows: tiles, whose threads store their accumulators unrounded."""
     specialised_floats(x, weight, None, out, stream=stream)

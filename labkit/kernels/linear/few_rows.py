@@ -10,12 +10,11 @@ Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them we
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
 """
 
-import functools
 
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned
@@ -36,10 +35,9 @@ from labkit.kernels.linear.fused import (
 from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
 from labkit.kernels.matmul.float32_tiles import load_four, load_four_scalar
-from labkit.kernels.matmul.mma import Tile, add_product, launch, make_pipelined
-from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
+from labkit.kernels.matmul.mma import Tile, add_product, launch, make_pipelined, usable
+from labkit.kernels.matmul.wgmma import has_wgmma, multiply_parts, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
-from labkit.kernels.op import missing
 
 COLS = 16  # of a block
 WARPS = 8
@@ -311,15 +309,17 @@ def rows_of_block(rows: int, dtype) -> int:
     return next((count for count in few if rows <= count), few[-1])
 
 
-@functools.cache
+@gpus.cached_by_target
 def parts_of(rows: int, cols: int, depth: int, dtype) -> tuple[int, int]:
     """Return (splits, steps of K in each), as fused_linear.parts_of, for a block of 16 columns."""
     half = np.dtype(dtype) == np.float16
     rows_per_block = rows_of_block(rows, dtype)
     blocks = -(-rows // rows_per_block) * -(-cols // COLS)
     step = WARPS * STEP if half else CHUNK
-    # Seconds of an SM for one step of K: the bytes of 16 weights at 40 GB/s, and their products.
-    seconds = max(0.8e-9, rows_per_block / 64 * 0.8e-9) if half else 1.6e-9 * max(1.0, rows_per_block / 8)
+    # Seconds of an SM of an H200 for one step of K: the bytes of 16 weights at 40 GB/s, and their products.
+    seconds, products = (0.8e-9, rows_per_block / 64) if half else (1.6e-9, rows_per_block / 8)
+    seconds *= max(1 / gpus.of_an_h200("bandwidth_gbs", per_sm=True),
+                   products / gpus.of_an_h200("f16_tflops" if half else "fp32_tflops", per_sm=True))
 
     def slice_of(parts):
         return -(-depth // (parts * step)) * step
@@ -376,7 +376,7 @@ def wide_tile(rows: int, cols: int) -> Tile:
     def cost(tile):
         return -(-tile.count(rows, cols) // gpus.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
 
-    return min(WIDE_TILES, key=cost)
+    return min(usable(WIDE_TILES), key=cost)
 
 
 def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
@@ -384,7 +384,7 @@ def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, s
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_multiples_of_8(sizes, x, weights)
     activation = gelu_of(gelu)
-    if not missing(HOPPER):
+    if has_wgmma():
         count, slice_ = wgmma.parts_of(*sizes, wgmma.block_count())
         if count == 1:
             multiply_specialised(x, weights, bias, out, weights=False, activation=activation or unchanged,
@@ -412,7 +412,7 @@ def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 
 def _pick(rows: int, cols: int, depth: int, dtype, together=True):
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return fused_naive if rows < FEW_ON_CPU else fused_tiled
     if np.dtype(dtype) == np.float32:
         return skinny if rows <= FEW else fused_pipelined
@@ -429,6 +429,6 @@ def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
     count = 1
     if pick is skinny or pick is skinny_half:
         count = parts_of(rows, cols, depth, np.dtype(dtype))[0]
-    elif pick is wide_half and not missing(HOPPER):
+    elif pick is wide_half and has_wgmma():
         count = wgmma.parts_of(rows, cols, depth, wgmma.block_count())[0]
     return 0 if count == 1 else count * rows * cols

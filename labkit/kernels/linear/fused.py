@@ -17,7 +17,15 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, graphs, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes, unsigned
+from labkit.kernels.arguments import (
+    aligned,
+    blocks_for,
+    check_array,
+    dynamic_shared,
+    product_sizes,
+    resident,
+    unsigned,
+)
 from labkit.kernels.elements import unchanged
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
@@ -187,7 +195,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
                 if row < rows and col + i < cols:
                     out[split_idx, row, col + i] = acc[n + i]
 
-    @cuda.jit(launch_bounds=(256, 2))
+    @cuda.jit(launch_bounds=(256, resident(2, 256, 4 * RING)))
     def fused_pipelined_kernel(a, b, bias, residual_of, out, k_per_split):
         acc = cuda.local.array(64, float32)
         row0 = u32.blockIdx.x * BLOCK_TILE
@@ -229,6 +237,7 @@ def make_add_parts(count: int, gelu: bool | str, residual: bool):
     return add_parts_kernel
 
 
+# On an H200; other GPUs in proportion to their data sheets.
 STEP_SECONDS = 86e-9  # for a step along K of a tile of 128 x 128 on one SM, at 50 TFLOP/s for all
 OVERHEAD_STEPS = 40  # a block's overhead in steps of K: filling the pipeline, and the epilogue
 BANDWIDTH = 3.5e12  # bytes a second, partial sums written and read
@@ -237,17 +246,19 @@ SECOND_LAUNCH = 2e-6
 
 def seconds_between(parts: int, rows: int, cols: int) -> float:
     """Return the cost of splitting K into `parts`: their sums are written, then read by a second launch."""
-    return 0.0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
+    bandwidth = BANDWIDTH * gpus.of_an_h200("bandwidth_gbs")
+    return 0.0 if parts == 1 else 8 * parts * rows * cols / bandwidth + SECOND_LAUNCH
 
 
-@functools.cache
+@gpus.cached_by_target
 def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
     """Return (splits, steps of K in each) with which a product finishes first, by the model of the constants above."""
     tiles = -(-rows // BLOCK_TILE) * -(-cols // BLOCK_TILE)
+    step_seconds = STEP_SECONDS / gpus.of_an_h200("fp32_tflops", per_sm=True)
 
     def cost(parts):
         rounds = -(-tiles * parts // gpus.sm_count())
-        return rounds * (slice_of(parts) + OVERHEAD_STEPS) * STEP_SECONDS + seconds_between(parts, rows, cols)
+        return rounds * (slice_of(parts) + OVERHEAD_STEPS) * step_seconds + seconds_between(parts, rows, cols)
 
     def slice_of(parts):
         return -(-depth // (parts * BLOCK_K)) * BLOCK_K

@@ -13,12 +13,20 @@ layout that mma.sync needs: nothing has to be transposed. See matmul_half for wh
 import numpy as np
 from numba import float32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.matmul.half import SIZES, load_row_pair, tolerance_f16_accumulators
-from labkit.kernels.matmul.mma import Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.matmul.mma import (
+    Tile,
+    add_product,
+    check_product,
+    launch,
+    make_pipelined,
+    make_staged,
+    usable,
+)
 from labkit.kernels.matmul.wgmma import (
     multiply_specialised,
     specialised_kernels,
@@ -196,14 +204,14 @@ OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks 
 
 def linear_tile(rows: int, cols: int, depth: int) -> Tile:
     """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
-    if not device.on_gpu():
+    if not gpus.chosen_on_gpu():
         return list(PIPELINED_TILES)[-1]
 
     def cost(tile):
         rounds = -(-tile.count(rows, cols) // gpus.sm_count())
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
-    return min(PIPELINED_TILES, key=cost)
+    return min(usable(PIPELINED_TILES), key=cost)
 
 
 def pipelined(x, weights, bias, residual, out, stream, **epilogue) -> None:

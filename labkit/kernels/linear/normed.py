@@ -1,21 +1,20 @@
-"""A bfloat16 linear layer of up to eight rows fused with the residual sum and the RMSNorm before it in a Llama:
+"""A linear layer of up to eight rows fused with the residual sum and the RMSNorm before it in a Llama:
 summed = x + residual, out = rmsnorm(summed) @ weight.T, or with SwiGLU, as linear_swiglu.
 
 Shapes  x, residual, summed (T, C), T at most 8; norm_weight (C,); weight (N, C) and out (T, N), or as linear_swiglu has
-        them; bfloat16 in arrays of uint16. C a multiple of 256, at most 2,048
-Needs   compute capability 8.0
+        them; bfloat16 in arrays of uint16, or float16. C a multiple of 256, at most 2,048
+Needs   compute capability 8.0 for bfloat16
 Work    2*T*N*C flop; 2*N*C bytes of weights; the rest is negligible
 Source  as streamed.py; one_row.py, which does the same for GPT-2
 """
 
-import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.elements import BFLOAT16, SWIGLU
+from labkit.kernels.elements import BFLOAT16, SWIGLU, Element, element_of
 from labkit.kernels.linear.streamed import (
     GROUP,
     PITCH,
@@ -27,7 +26,7 @@ from labkit.kernels.linear.streamed import (
     make_epilogue,
     prefetch_rows,
 )
-from labkit.kernels.matmul.mma import add_product_bf16
+from labkit.kernels.matmul.mma import ADD_PRODUCT
 from labkit.kernels.norm.rows import small
 from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
@@ -38,33 +37,38 @@ COLUMNS_PER_WARP = 256  # normalised by a warp: eight by each lane
 ZERO, ONE = float32(0.0), float32(1.0)
 
 
-@cuda.jit(device=True)
-def add_words(x, y):
-    """Add two pairs of bfloat16 and round."""
-    a, b = ptx.unpack_bf162(x)
-    c, d = ptx.unpack_bf162(y)
-    return ptx.pack_bf162(a + c, b + d)
+def make_words(element: Element):
+    """Device functions of words that hold two elements: add_words, add_squares and scale_pair."""
+    pack, unpack = element.pack, element.unpack
 
+    @cuda.jit(device=True)
+    def add_words(x, y):
+        """Add two pairs and round."""
+        a, b = unpack(x)
+        c, d = unpack(y)
+        return pack(a + c, b + d)
 
-@cuda.jit(device=True)
-def add_squares(squares, word):
-    a, b = ptx.unpack_bf162(word)
-    squares += a * a
-    squares += b * b
-    return squares
+    @cuda.jit(device=True)
+    def add_squares(squares, word):
+        a, b = unpack(word)
+        squares += a * a
+        squares += b * b
+        return squares
 
+    @cuda.jit(device=True)
+    def scale_pair(word, scale, weight):
+        """Multiply two elements by the scale, round, multiply by their weights, round."""
+        a, b = unpack(word)
+        v, w = unpack(weight)
+        a, b = unpack(pack(a * scale, b * scale))
+        return pack(a * v, b * w)
 
-@cuda.jit(device=True)
-def scale_pair(word, scale, weight):
-    """Multiply two elements by the scale, round, multiply by their weights, round."""
-    a, b = ptx.unpack_bf162(word)
-    v, w = ptx.unpack_bf162(weight)
-    a, b = ptx.unpack_bf162(ptx.pack_bf162(a * scale, b * scale))
-    return ptx.pack_bf162(a * v, b * w)
+    return add_words, add_squares, scale_pair
 
 
 @kernel_factory
-def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False, early: bool = False):
+def make_normed(columns: int, max_rows: int, eps: float, *, element: Element = BFLOAT16, swiglu: bool = False,
+                early: bool = False):
     """As streamed.make_tensor of one tile of tokens and one of weights, whose tokens come from shared memory: every
     block normalises the rows again, while its weights are in flight (at T = 1 8 KB from L2 beside 64 KB from memory),
     which saves a launch of two to three microseconds. Sums are in the order of norm/rmsnorm.py and streamed.py: the
@@ -79,8 +83,9 @@ def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False
     TILE_COLS = GROUP if swiglu else 16
     W_REGS = 8 * STEPS
     load = load_of(early)
-    epilogue = make_epilogue(BFLOAT16, BFLOAT16, False)
-    combine, to_element = SWIGLU[BFLOAT16], BFLOAT16.element
+    epilogue = make_epilogue(element, element, False)
+    combine, to_element, ELEMENT = SWIGLU[element], element.element, element.dtype.type
+    add_product, (add_words, add_squares, scale_pair) = ADD_PRODUCT[element], make_words(element)
 
     @cuda.jit(device=True)
     def reduce_warps(partials, token, row):
@@ -91,7 +96,7 @@ def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False
 
     @cuda.jit(launch_bounds=(TENSOR_THREADS, 2))
     def streamed_normed_kernel(x, residual, norm_weight, summed, weight, out):
-        normed = cuda.shared.array(TILE, np.uint16, alignment=16)
+        normed = cuda.shared.array(TILE, ELEMENT, alignment=16)
         partials = cuda.shared.array(NUM_PARTIALS, float32)
         warp_squares = cuda.shared.array(TENSOR_WARPS, float32)
         acc = cuda.local.array(4, float32)
@@ -150,8 +155,8 @@ def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False
             a, b, c, d = ptx.load_shared4(normed, group_id * ROW_STRIDE + k if inside else 0)
             a, b = a if inside else 0, b if inside else 0
             c, d = c if inside else 0, d if inside else 0
-            add_product_bf16(acc, 0, w_frag[8 * s], w_frag[8 * s + 1], w_frag[8 * s + 2], w_frag[8 * s + 3], a, b)
-            add_product_bf16(acc, 0, w_frag[8 * s + 4], w_frag[8 * s + 5], w_frag[8 * s + 6], w_frag[8 * s + 7], c, d)
+            add_product(acc, 0, w_frag[8 * s], w_frag[8 * s + 1], w_frag[8 * s + 2], w_frag[8 * s + 3], a, b)
+            add_product(acc, 0, w_frag[8 * s + 4], w_frag[8 * s + 5], w_frag[8 * s + 6], w_frag[8 * s + 7], c, d)
 
         for n in u32.range(4):  # rows group_id and group_id + 8, tokens 2q and 2q + 1
             token = warp * ROWS + n % 2 + q * 2
@@ -183,13 +188,16 @@ def linear_normed(x, residual, norm_weight, summed, weight, out, eps, *, swiglu:
     if not fits_normed(rows, columns):
         raise ValueError(f"x has shape {tuple(x.shape)}; at most {ROWS} rows are allowed, of a multiple of "
                          f"{COLUMNS_PER_WARP} columns, at most {MAX_COLUMNS:,}")
-    check_array("x", x, ndim=2, dtype=np.uint16)
+    element = element_of("x", x)
+    if element.pack is None:
+        raise TypeError(f"x has dtype {x.dtype}; uint16, which holds bfloat16, and float16 are allowed")
+    check_array("x", x, ndim=2, dtype=element.dtype)
     for name, array in (("residual", residual), ("summed", summed)):
-        check_array(name, array, shape=x.shape, dtype=np.uint16)
-    check_array("norm_weight", norm_weight, shape=(columns,), dtype=np.uint16)
-    check_array("weight", weight, shape=(groups if swiglu else out.shape[1], columns), dtype=np.uint16)
-    check_array("out", out, shape=(rows, out.shape[1]), dtype=np.uint16)
+        check_array(name, array, shape=x.shape, dtype=element.dtype)
+    check_array("norm_weight", norm_weight, shape=(columns,), dtype=element.dtype)
+    check_array("weight", weight, shape=(groups if swiglu else out.shape[1], columns), dtype=element.dtype)
+    check_array("out", out, shape=(rows, out.shape[1]), dtype=element.dtype)
     if not aligned(x, residual, norm_weight, summed, weight):
         raise ValueError("x, residual, norm_weight, summed and weight must begin at multiples of 16 bytes")
-    kernel = make_normed(columns, 1 if rows == 1 else ROWS, eps, swiglu=swiglu, early=uses_pdl(rows))
+    kernel = make_normed(columns, 1 if rows == 1 else ROWS, eps, element=element, swiglu=swiglu, early=uses_pdl(rows))
     kernel[-(-weight.shape[0] // 16), TENSOR_THREADS, stream](x, residual, norm_weight, summed, weight, out)

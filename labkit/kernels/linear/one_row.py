@@ -11,8 +11,8 @@ Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA,
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, unsigned
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
@@ -294,7 +294,7 @@ def plan(depth: int, cols: int, half: bool) -> tuple[int, int]:
 
 def fetches_ahead() -> bool:
     """Return whether the device has the instruction: compute capability 9.0 and later; not on the CPU device."""
-    return device.on_gpu() and tuple(cuda.get_current_device().compute_capability) >= (9, 0)
+    return gpus.chosen_on_gpu() and gpus.target().capability >= (9, 0)
 
 
 def what_is_ahead(array, otherwise) -> tuple:

@@ -11,7 +11,8 @@ With one token at a time M is 1: each weight is read for a single product, and o
 import numpy as np
 from numba import float32
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.kernels.arguments import MAX_GRID_YZ, blocks_for, check_array, product_sizes
 from labkit.kernels.matmul.float32 import (
     matmul_pipelined,
@@ -115,8 +116,8 @@ def projection(x, weights, bias, out, stream=0):
     """The rung to use for these sizes on this device. On the CPU device, where threads run one after the other, few
     rows are fastest with one thread an element, and many with the plain tiles."""
     if out.shape[0] < FEW:
-        (projection_few_rows if device.on_gpu() else projection_naive)(x, weights, bias, out, stream=stream)
-    elif device.on_gpu():
+        (projection_few_rows if gpus.chosen_on_gpu() else projection_naive)(x, weights, bias, out, stream=stream)
+    elif gpus.chosen_on_gpu():
         projection_unfused(x, weights, bias, out, stream=stream)
     else:
         _check_projection(x, weights, bias, out)
@@ -178,7 +179,7 @@ def logits_warp(x, table, out, stream=0):
 
 def logits(x, table, out, stream=0):
     """The rung to use on this device."""
-    (logits_warp if device.on_gpu() else logits_naive)(x, table, out, stream=stream)
+    (logits_warp if gpus.chosen_on_gpu() else logits_naive)(x, table, out, stream=stream)
 
 
 def _check_logits(x, table, out) -> tuple:

@@ -1,8 +1,8 @@
 """Linear layers of few rows, out = x @ weight.T, that stream the weights: most of the time of a decoder's step.
 
-Shapes  x (T, K), weight (N, K) as files have it, bias (N,), out (T, N); float32, or bfloat16 in arrays of uint16; out
-        may also be float32 where x is bfloat16 (logits). Accumulators in float32
-Sizes   any for `thread` and `warp`; K a multiple of 8 (bfloat16) or 4 (float32) where 128 bits are loaded at once
+Shapes  x (T, K), weight (N, K) as files have it, bias (N,), out (T, N); float32, float16, or bfloat16 in arrays
+        of uint16; out may also be float32 (logits). Accumulators in float32
+Sizes   any for `thread` and `warp`; K a multiple of 8 (16 bits) or 4 (float32) where 128 bits are loaded at once
 Work    2*T*N*K flop; 2*N*K bytes of weights, each for T products; the rest is negligible
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "Matrix Fragments for mma.m16n8k16"
 
@@ -13,11 +13,11 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
-from labkit.kernels.elements import BFLOAT16, ELEMENTS, SWIGLU, Element, element_of
-from labkit.kernels.matmul.mma import add_product_bf16
+from labkit.kernels.elements import BFLOAT16, ELEMENTS, FLOAT32, SWIGLU, Element, element_of
+from labkit.kernels.matmul.mma import ADD_PRODUCT
 from labkit.kernels.op import rung
 from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
@@ -61,14 +61,14 @@ def make_epilogue(element: Element, out_element: Element, bias: bool):
 
 def make_dot(element: Element):
     """A device function: total + the dot product of two 128-bit vectors, in order."""
-    bf16 = element is BFLOAT16
+    packed, unpack = element.unpack is not None, element.unpack
 
     @cuda.jit(device=True)
     def dot(total, a, b):
         for i in range(4):
-            if bf16:
-                a_low, a_high = ptx.unpack_bf162(a[i])
-                b_low, b_high = ptx.unpack_bf162(b[i])
+            if packed:
+                a_low, a_high = unpack(a[i])
+                b_low, b_high = unpack(b[i])
                 total += a_low * b_low
                 total += a_high * b_high
             else:
@@ -99,7 +99,7 @@ def make_row_dot(element: Element):
 def make_row_dot_wide(element: Element):
     """As make_row_dot with 128-bit loads and an accumulator for each element of a load: for the CPU device, where one
     thread runs after the other, and additions are then independent."""
-    bf16 = element is BFLOAT16
+    packed, unpack = element.unpack is not None, element.unpack
 
     @cuda.jit(device=True)
     def dot(x, weight, row, col):
@@ -110,15 +110,15 @@ def make_row_dot_wide(element: Element):
         while x_offset < end:
             x0, x1, x2, x3 = ptx.load_nc4(x, x_offset)
             w0, w1, w2, w3 = ptx.load_nc4(weight, w_offset)
-            if bf16:
-                p0, q0 = ptx.unpack_bf162(x0)
-                p1, q1 = ptx.unpack_bf162(x1)
-                p2, q2 = ptx.unpack_bf162(x2)
-                p3, q3 = ptx.unpack_bf162(x3)
-                r0, s0 = ptx.unpack_bf162(w0)
-                r1, s1 = ptx.unpack_bf162(w1)
-                r2, s2 = ptx.unpack_bf162(w2)
-                r3, s3 = ptx.unpack_bf162(w3)
+            if packed:
+                p0, q0 = unpack(x0)
+                p1, q1 = unpack(x1)
+                p2, q2 = unpack(x2)
+                p3, q3 = unpack(x3)
+                r0, s0 = unpack(w0)
+                r1, s1 = unpack(w1)
+                r2, s2 = unpack(w2)
+                r3, s3 = unpack(w3)
                 a += p0 * r0
                 b += p1 * r1
                 c += p2 * r2
@@ -247,8 +247,8 @@ def prefetch_rows(weight, row0, count, thread):
 
 
 @kernel_factory
-def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLOAT16, bias: bool = False,
-                swiglu: bool = False, early: bool = False):
+def make_tensor(token_tiles: int, row_tiles: int, *, element: Element = BFLOAT16, out_element: Element | None = None,
+                bias: bool = False, swiglu: bool = False, early: bool = False):
     """A block computes 16 * row_tiles rows of the weights for 8 * token_tiles tokens; its warps share K.
 
     The weights are the left factor, whose tile has 16 rows, and tokens are the columns, in eights: one token costs no
@@ -260,7 +260,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     without a branch or a use in between, the compiler issues all loads of a batch in a row. Which warp adds what, and
     in which order, depends on K only: an output has the same bits for any number of tokens and any tiles.
 
-    early: its weights are prefetched into L2 while the previous kernel ends; see kernels/pdl.py.
+    element: of 16 bits. out_element: None for the same. early: its weights are prefetched into L2 while the previous
+    kernel ends; see kernels/pdl.py.
     """
     TILES, ROW_TILES = token_tiles, row_tiles
     TOKENS = 8 * token_tiles
@@ -269,7 +270,9 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     NUM_PARTIALS = TENSOR_WARPS * TOKENS * PITCH
     OUTPUTS = TOKENS * (GROUP if swiglu else 16)
     TILE_COLS = GROUP if swiglu else 16  # columns of out for 16 rows of weights
-    epilogue, combine, to_element = make_epilogue(BFLOAT16, out_element, bias), SWIGLU[BFLOAT16], out_element.element
+    out_element = out_element or element
+    epilogue, combine, to_element = make_epilogue(element, out_element, bias), SWIGLU[element], out_element.element
+    add_product = ADD_PRODUCT[element]
     BLOCKS = 2 if token_tiles == row_tiles == 1 else 1  # of an SM: 64 registers a thread, or 128
     EARLY = early
     load_w, load_x = ptx.load_nc4, load_of(early)
@@ -329,10 +332,10 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
                     for j in u32.range(ROW_TILES):
                         i_w = (s * ROW_TILES + j) * 8 + 4 * half
                         for i in u32.range(TILES):
-                            add_product_bf16(acc, (j * TILES + i) * 4,
-                                             w_frag[i_w], w_frag[i_w + 1], w_frag[i_w + 2], w_frag[i_w + 3],
-                                             x_frag[(s * TILES + i) * 4 + 2 * half],
-                                             x_frag[(s * TILES + i) * 4 + 2 * half + 1])
+                            add_product(acc, (j * TILES + i) * 4,
+                                        w_frag[i_w], w_frag[i_w + 1], w_frag[i_w + 2], w_frag[i_w + 3],
+                                        x_frag[(s * TILES + i) * 4 + 2 * half],
+                                        x_frag[(s * TILES + i) * 4 + 2 * half + 1])
             k0 += BATCH * STEP
             if k0 % WARP_DEPTH == 0:  # the next WARP_DEPTH of K are another warp's
                 k0 += (TENSOR_WARPS - 1) * WARP_DEPTH
@@ -384,7 +387,7 @@ def check_linear(x, weight, bias, out, *, swiglu: bool = False) -> tuple:
                              f"out must have the rows of x, and gate_up {2 * GROUP} rows for each {GROUP} columns of "
                              f"out, as arrange_gate_up makes it")
         return element, element
-    if out_element is not element and not (element is BFLOAT16 and np.dtype(out.dtype) == np.float32):
+    if out_element not in (element, FLOAT32):
         raise TypeError(f"out has dtype {out.dtype}; {element.dtype} as x, or float32, is allowed")
     check_array("out", out, shape=(x.shape[0], weight.shape[0]), dtype=out_element.dtype)
     if bias is not None:
@@ -429,15 +432,15 @@ def tiles_for(tokens: int, rows: int) -> tuple[int, int]:
     tokens, two tiles of weights halve that traffic, as long as each SM has a block; with more than 16, also where half
     of them have none."""
     token_tiles = next((tiles for tiles in (1, 2, 4) if tokens <= 8 * tiles), 4)
-    many = rows >= (SOME_ROWS if token_tiles == 4 else MANY_ROWS)
+    many = rows >= gpus.for_sms(SOME_ROWS if token_tiles == 4 else MANY_ROWS)
     return token_tiles, 2 if token_tiles > 1 and many else 1
 
 
 def by_tensor_cores(x, weight, bias, out, elements, *, swiglu: bool = False, stream=0) -> None:
     """Any number of tokens, 32 or fewer at a time."""
     token_tiles, row_tiles = tiles_for(x.shape[0], weight.shape[0])
-    kernel = make_tensor(token_tiles, row_tiles, out_element=elements[1], bias=bias is not None, swiglu=swiglu,
-                         early=uses_pdl(x.shape[0]))
+    kernel = make_tensor(token_tiles, row_tiles, element=elements[0], out_element=elements[1], bias=bias is not None,
+                         swiglu=swiglu, early=uses_pdl(x.shape[0]))
     grid = blocks_for((weight.shape[0], x.shape[0]), (16 * row_tiles, 8 * token_tiles))
     kernel[grid, TENSOR_THREADS, stream](x, weight, out if bias is None else bias, out)
 

@@ -1,6 +1,6 @@
 """Linear layers of 17 to 256 rows, out = x @ weight.T, on Hopper's tensor cores with the weights as the left factor.
 
-Shapes  x (T, K), weight (N, K), out (T, N); bfloat16 in arrays of uint16, out may be float32. K a multiple of 8
+Shapes  x (T, K), weight (N, K), out (T, N); bfloat16 (uint16) or float16, out may be float32. K a multiple of 8
 Work    2*T*N*K flop; 2*N*K bytes of weights; the rest is negligible
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  as matmul/wgmma.py; for the reduction in the last block: CUDA C++ Programming Guide, "Memory Fence Functions"
@@ -20,7 +20,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, dynamic_shared, unsigned
-from labkit.kernels.elements import bfloat16_bits, swiglu_bfloat16
+from labkit.kernels.elements import BFLOAT16, ELEMENTS, SWIGLU, Element
 from labkit.kernels.matmul.wgmma import block_count
 from labkit.kernels.matmul.wgmma_tiles import BOX, DEPTH, ROW_GROUP, Tile, b_layout, wgmma_of
 
@@ -68,10 +68,11 @@ def parts_of(rows: int, depth: int, tiles_n: int = 1) -> tuple[int, int]:
     return -(-depth // slice_), slice_
 
 
-def make_store_transposed(swiglu: bool, floats: bool):
+def make_store_transposed(swiglu: bool, floats: bool, element: Element):
     """A device function: store a thread's accumulators of 64 tokens, rows `row` and row + 8 of the weights' product, as
     columns of out. Eight lanes store 16 contiguous bytes. There is a call for each 64 tokens, here and below: in a
     longer loop the compiler leaves the accumulators in local memory."""
+    combine, to_element = SWIGLU[element], element.element
 
     @cuda.jit(device=True, forceinline=True)
     def store_transposed(acc, box, out, row, token, tokens, outputs):
@@ -82,13 +83,13 @@ def make_store_transposed(swiglu: bool, floats: bool):
                 if swiglu:
                     col = row // (2 * GROUP) * GROUP + row % GROUP
                     if out_token < tokens and col < outputs:
-                        out[offset + col] = bfloat16_bits(swiglu_bfloat16(acc[4 * j + odd], acc[4 * j + odd + 2]))
+                        out[offset + col] = to_element(combine(acc[4 * j + odd], acc[4 * j + odd + 2]))
                 else:
                     for row_half in u32.range(2):
                         col = row + 8 * row_half
                         if out_token < tokens and col < outputs:
                             value = acc[4 * j + odd + 2 * row_half]
-                            out[offset + col] = value if floats else bfloat16_bits(value)
+                            out[offset + col] = value if floats else to_element(value)
 
     return store_transposed
 
@@ -111,7 +112,8 @@ def make_loads(tile: Tile):
 
 
 @kernel_factory
-def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False):
+def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False,
+                 element: Element = BFLOAT16):
     """One block for each SM, which computes one tile after another: a producer copies, two consumers multiply, as in
     make_wgmma_specialised. shared_k: split-K, `splits` blocks for each tile, of which the last to arrive reduces the
     partial sums of all, in order. out: flat. All stages' weights are in flight before the kernel before it has ended
@@ -120,8 +122,8 @@ def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bo
     A_SIZE, DESC_STEP = ROWS * DEPTH, STAGE_SIZE * 2 // 16
     ACCUMULATORS, BUF_SIZE = COLS // 2, 8 * MAX_SPLITS
     B_LEADING, B_STEP = b_layout(True)
-    (load_weights, load_x), wgmma = make_loads(tile), wgmma_of(COLS, True, True)
-    store_transposed = make_store_transposed(swiglu, floats)
+    (load_weights, load_x), wgmma = make_loads(tile), wgmma_of(COLS, True, element)
+    store_transposed, ELEMENT = make_store_transposed(swiglu, floats, element), element.dtype.type
 
     # The workspace is laid out by thread, four accumulators for every eight tokens: it is read as it was written, 128
     # bits at a time, coalesced.
@@ -165,7 +167,7 @@ def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bo
     @cuda.jit(launch_bounds=(384, 1))
     def swap_ab_kernel(weight_map, x_map, out, workspace, arrived, rows, outputs, tokens, depth, splits, k_per_split):
         ptx.griddepcontrol_launch_dependents()
-        tiles = cuda.shared.array(0, np.uint16, alignment=1024)
+        tiles = cuda.shared.array(0, ELEMENT, alignment=1024)
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
         is_last = cuda.shared.array(1, np.uint32)
@@ -288,7 +290,8 @@ def multiply_swap_ab(x, weight, out, *, swiglu: bool = False, scratch: Scratch |
     tiles_n = -(-tokens // tile.cols)
     parts, slice_ = parts_of(rows, depth, tiles_n)
     partial, arrived = scratch or _cached_scratch(rows, depth, threading.get_ident())
-    kernel = make_swap_ab(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32)
+    kernel = make_swap_ab(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32,
+                          element=ELEMENTS[np.dtype(x.dtype)])
     arguments = (ptx.tensor_map_2d(weight, ROWS, DEPTH), ptx.tensor_map_2d(x, tile.cols, DEPTH), out.reshape(-1),
                  partial, arrived, *unsigned(rows, out.shape[1], tokens, depth, parts, slice_))
     shared = 2 * tile.stages * tile.stage_elements

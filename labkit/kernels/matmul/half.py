@@ -16,10 +16,10 @@ mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a war
 import numpy as np
 from numba import float32
 
-from labkit import cuda, device, u32
-from labkit.device import ptx
+from labkit import cuda, u32
+from labkit.device import gpus, ptx
 from labkit.kernels.arguments import blocks_for
-from labkit.kernels.elements import bfloat16_number
+from labkit.kernels.elements import BFLOAT16, bfloat16_number
 from labkit.kernels.matmul.mma import (
     Tile,
     add_product,
@@ -28,6 +28,7 @@ from labkit.kernels.matmul.mma import (
     make_copy,
     make_pipelined,
     make_staged,
+    usable,
 )
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.tolerance import EPS16, SMALLEST16
@@ -317,15 +318,15 @@ OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks 
 
 def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
     """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
-    if not device.on_gpu():
-        return next(iter(PIPELINED_TILES))
-    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    if not gpus.chosen_on_gpu():
+        return usable(PIPELINED_TILES)[0]
+    sms = gpus.sm_count()
 
     def cost(tile):
         rounds = -(-tile.count(rows, cols) // sms)
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
-    return min(PIPELINED_TILES, key=cost)
+    return min(usable(PIPELINED_TILES), key=cost)
 
 
 PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
@@ -371,7 +372,7 @@ def matmul_bf16_naive(a, b, out, stream=0):
     matmul_bf16_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
 
 
-PIPELINED_BF16 = tuple(make_pipelined(tile, bf16=True) for tile in PIPELINED_TILES)
+PIPELINED_BF16 = tuple(make_pipelined(tile, element=BFLOAT16, floats=True) for tile in PIPELINED_TILES)
 
 
 @rung(kernel=PIPELINED_BF16,
@@ -380,4 +381,5 @@ def matmul_bf16_pipelined(a, b, out, stream=0):
     """The pipelined kernel of matmul_half: the same fragments, one other instruction, and accumulators stored as they
     are."""
     rows, cols, depth = check_product(a, b, None, None, out, weights=False, dtype=np.uint16, out_dtype=np.float32)
-    launch(make_pipelined(pipelined_tile(rows, cols, depth), bf16=True), a, b, None, None, out, stream)
+    kernel = make_pipelined(pipelined_tile(rows, cols, depth), element=BFLOAT16, floats=True)
+    launch(kernel, a, b, None, None, out, stream)

@@ -16,13 +16,12 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes
-from labkit.kernels.elements import bfloat16_number
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, fits, product_sizes, resident
+from labkit.kernels.elements import BFLOAT16, FLOAT16, Element
 
 BAND = 8  # height in tiles of the bands in which blocks are rasterised
-MMA_BF16 = (8, 0)  # the compute capability that tensor cores of bfloat16 and TF32 need
 CHUNK = 8  # 16-bit elements in 16 bytes, what one cp.async moves and one ldmatrix row holds
 
 
@@ -46,9 +45,22 @@ class Tile:
     def threads(self) -> int:
         return 32 * self.warps
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of the stages, each with a tile of either factor in 16 bits."""
+        return 2 * self.stages * (self.rows + self.cols) * self.depth
+
     def count(self, rows: int, cols: int) -> int:
         """Blocks that cover rows x cols."""
         return -(-rows // self.rows) * -(-cols // self.cols)
+
+
+def usable(tiles) -> list[Tile]:
+    """Those of these tiles that fit into the target's shared memory. On compute capability 7.5, where copies go through
+    registers, four warps of 64 x 64 need more than 255 registers a thread: that tile is left out there."""
+    spills = gpus.target().capability == (7, 5)
+    return [tile for tile in tiles if fits(tile)
+            and not (spills and tile.warps == 4 and (tile.warp_rows, tile.warp_cols) == (64, 64))]
 
 
 # --- What the kernels share -------------------------------------------------------------------------------------------
@@ -133,6 +145,9 @@ def add_product_bf16(acc, i, a0, a1, a2, a3, b0, b1):
     acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = w, x, y, z
 
 
+ADD_PRODUCT = {FLOAT16: add_product, BFLOAT16: add_product_bf16}
+
+
 @cuda.jit(device=True)
 def add_product_f16(acc, i, a0, a1, a2, a3, b0, b1):
     """The same with float16 accumulators: acc[i] and acc[i + 1] are words of two."""
@@ -170,7 +185,7 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
 
     weights: b is (N, K), the layout of a linear layer. f16_accumulators: they are float16, two in a register.
     activation: a device function of one float32, applied in the epilogue to values rounded to float16. These go through
-    shared memory, and the loop over a lane's words is not unrolled: see make_store_float16.
+    shared memory, and the loop over a lane's words is not unrolled: see make_store_elements.
     """
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
     STAGES, PENDING = tile.stages, max(0, tile.stages - 2)
@@ -190,7 +205,7 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
     activated = activation is not unchanged
     OUT_WORDS = MMA_M * MMA_N * 2  # of a lane
 
-    @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
+    @cuda.jit(launch_bounds=(tile.threads, resident(tile.blocks, tile.threads, tile.shared_bytes)))
     def staged_kernel(a, b, bias_of, residual, out):
         shared = cuda.shared.array(0, np.float16)
         words = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
@@ -289,17 +304,16 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
 # --- Four stages, swizzled, fragments loaded ahead --------------------------------------------------------------------
 
 
-def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16: bool = False):
-    """A device function: store a warp's accumulators to out as float16 (or bfloat16), through shared memory, 16 bytes a
+def make_store_elements(tile: Tile, bias: bool, residual: bool, activation, element: Element):
+    """A device function: store a warp's accumulators to out as elements of 16 bits, through shared memory, 16 bytes a
     lane along its rows.
 
     A lane holds two neighbouring accumulators: stored as they are, each store would fill an eighth of a 32-byte sector.
-    The activation is applied last, to float16: a loop over all accumulators would be unrolled to thousands of
+    The activation is applied last, to such elements: a loop over all accumulators would be unrolled to thousands of
     instructions, or not be unrolled and spill them.
     """
     activated = activation is not unchanged
-    pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
-    to_float, ELEMENT = (bfloat16_number, np.uint16) if bf16 else (float32, np.float16)
+    pack, unpack, to_float, ELEMENT = element.pack, element.unpack, element.number, element.dtype.type
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
     MMA_M, MMA_N, NUM_BIASES = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 4
     PITCH = WARP_COLS + CHUNK
@@ -312,7 +326,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
         return pack(activation(v0), activation(v1))
 
     @cuda.jit(device=True)
-    def store_float16(acc, bias_of, residual_of, out, row0, col0):
+    def store_elements(acc, bias_of, residual_of, out, row0, col0):
         shared = cuda.shared.array(0, ELEMENT)
         words = cuda.shared.array(0, uint32)  # the same memory, two values at a time
         lane, warp = u32.threadIdx.x % 32, u32.threadIdx.x // 32
@@ -357,7 +371,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
             if row0 + row < rows and col0 + col < cols:
                 ptx.store_global4(out, (row0 + row) * cols + col0 + col, x, y, z, w)
 
-    return store_float16
+    return store_elements
 
 
 def make_store_floats(tile: Tile):
@@ -383,9 +397,9 @@ def make_store_floats(tile: Tile):
 
 @kernel_factory
 def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, residual: bool = False,
-                   activation=unchanged, bf16: bool = False, bf16_out: bool = False):
-    """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. bf16: uint16 in, and out as well
-    with bf16_out; without it out is float32, the accumulators as they are.
+                   activation=unchanged, element: Element = FLOAT16, floats: bool = False):
+    """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. floats: out is float32, the
+    accumulators as they are.
 
     While tensor cores multiply the fragments of one step of 16 along K, ldmatrix loads those of the next into other
     registers, and cp.async fills the stage that was read last. One barrier a stage.
@@ -399,15 +413,14 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     STAGE_SIZE = A_SIZE + COLS * DEPTH
     ACCUMULATORS, A_REGS, B_REGS = MMA_M * MMA_N * 4, MMA_M * 4, MMA_N * 2
     SHIFT, MASK = swizzle_of(DEPTH // CHUNK)
-    ELEMENT = np.uint16 if bf16 else np.float16
+    ELEMENT = element.dtype.type
     copy_a = make_copy(ROWS, DEPTH, THREADS, DEPTH, swizzled=True)
     copy_b = make_copy(COLS, DEPTH, THREADS, DEPTH, True) if weights else make_copy(DEPTH, COLS, THREADS, COLS, True)
     copy_stage = make_copy_stage(copy_a, copy_b, A_SIZE, STAGE_SIZE, weights)
-    add = add_product_bf16 if bf16 else add_product
-    floats = bf16 and not bf16_out
-    store_floats, store_float16 = make_store_floats(tile), make_store_float16(tile, bias, residual, activation, bf16)
+    add, store_floats = ADD_PRODUCT[element], make_store_floats(tile)
+    store_elements = make_store_elements(tile, bias, residual, activation, element)
 
-    @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
+    @cuda.jit(launch_bounds=(tile.threads, resident(tile.blocks, tile.threads, tile.shared_bytes)))
     def pipelined_kernel(a, b, bias_of, residual_of, out):
         shared = cuda.shared.array(0, ELEMENT)
         rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[1]
@@ -490,7 +503,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
         if floats:
             store_floats(acc, out, row0 + warp_row, col0 + warp_col)
         else:
-            store_float16(acc, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col)
+            store_elements(acc, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col)
 
     epilogue_size = 0 if floats else tile.warps * WARP_ROWS * (WARP_COLS + CHUNK)
     pipelined_kernel.tile, pipelined_kernel.in_bands = tile, True

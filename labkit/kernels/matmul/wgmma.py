@@ -14,11 +14,11 @@ import functools
 import numpy as np
 from numba import float32, uint32, uint64
 
-from labkit import cuda, device, u32
+from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared, product_sizes, unsigned
-from labkit.kernels.elements import bfloat16_number, swiglu_bfloat16
+from labkit.kernels.elements import ELEMENTS, FLOAT16, SWIGLU, Element
 from labkit.kernels.linear.fused import seconds_between
 from labkit.kernels.matmul.wgmma_tiles import (
     BOX,
@@ -35,7 +35,7 @@ from labkit.kernels.matmul.wgmma_tiles import (
     unchanged,
     wgmma_of,
 )
-from labkit.kernels.op import rung
+from labkit.kernels.op import missing, rung
 
 # TMA copies boxes of a matrix to shared memory: one thread starts a copy, with the box's coordinates and the mbarrier
 # that counts its bytes; outside the matrix it fills in zeros. wgmma multiplies asynchronously, both operands from
@@ -147,7 +147,8 @@ DEEP = 1024  # from this K on the widest tile has the highest throughput, below 
 
 @kernel_factory
 def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
-                           split: bool = False, bf16: bool = False, swiglu: bool = False, floats: bool = False):
+                           split: bool = False, element: Element = FLOAT16, swiglu: bool = False,
+                           floats: bool = False):
     """One block for each SM; each computes one tile after another until none is left.
 
     Warpgroups 0 and 1, the consumers, multiply 64 rows each: a thread has one accumulator for every two columns, 128
@@ -171,9 +172,9 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     split: split-K. Where tiles are fewer than SMs, several blocks share the K of a tile. `bias_of` is then memory for
     their partial sums, (splits, M, N) in float32, which a second kernel adds up; `k_per_split` is a multiple of 64.
 
-    bf16: a, b, bias, residual and out are bfloat16. floats: `bias_of` is out, (M, N) in float32, and takes the
+    element: of a, b, bias, residual and out. floats: `bias_of` is out, (M, N) in float32, and takes the
     accumulators unrounded. swiglu: out has half as many columns, silu(gate) * up; eight rows of b with gates
-    alternate with the eight of their ups, so that a thread holds both (bfloat16 only, no bias, no residual).
+    alternate with the eight of their ups, so that a thread holds both (no bias, no residual).
 
     Measured on an H200, 4096 x 4096 x 4096, relative to cuBLAS in the same run; 0.985 as it is here:
         float16 outputs are stored in four parts, through two buffers of 64 columns instead of four                0.96
@@ -193,12 +194,13 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     ACCUMULATORS = COLS // 2
     BOXES = tile.out_boxes(swiglu)
     BIAS_SIZE = 2 * COLS if not swiglu else 4  # without a bias the memory is better used for a stage
-    ELEMENT, to_float = (np.uint16, bfloat16_number) if bf16 else (np.float16, float32)
+    ELEMENT, to_float = element.dtype.type, element.number
     OUT_OFFSET = STAGES * STAGE_SIZE  # where the float16 output begins
     B_LEADING, B_STEP = b_layout(weights)
-    tile_origin, load, wgmma = make_tile_origin(tile), make_load(tile, weights), wgmma_of(COLS, weights, bf16)
+    tile_origin, load, wgmma = make_tile_origin(tile), make_load(tile, weights), wgmma_of(COLS, weights, element)
     RESIDUAL_BYTES = 2 * BOXES * BOX
-    epilogue = make_pair_epilogue(swiglu_bfloat16) if swiglu else make_epilogue(activation, residual, bf16)
+    epilogue = (make_pair_epilogue(SWIGLU[element], element) if swiglu else
+                make_epilogue(activation, residual, element))
     store_partial = make_store_partial(COLS)
 
     @cuda.jit(launch_bounds=(384, 1))  # so that setmaxnreg has registers to move: 168 a thread
@@ -363,7 +365,7 @@ def choose_tile(rows: int, cols: int, depth: int, blocks: int, among: tuple = TI
 STEP_SECONDS = 2.2e-9  # of a step of 64 along K, for each column of a tile
 
 
-@functools.cache
+@gpus.cached_by_target
 def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
     """Return (splits, K of each) with which a product finishes first, by a model like fused.py's: more than one split
     only where all of them run at the same time."""
@@ -380,7 +382,7 @@ def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
 
 def block_count() -> int:
     """Return how many blocks run at the same time."""
-    return gpus.sm_count() if device.on_gpu() else CPU_BLOCKS
+    return gpus.sm_count() if gpus.chosen_on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
@@ -407,15 +409,15 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
 
 
 def multiply_floats(a, weights, out, *, tile: Tile | None = None, stream=0) -> None:
-    """out = a @ weights.T of bfloat16 in float32, not rounded: logits. The K of a tile is never split."""
-    _check(a, weights, None, out, True, dtype=np.uint16, out_dtype=np.float32)
+    """out = a @ weights.T in float32, not rounded: logits. The K of a tile is never split."""
+    _check(a, weights, None, out, True, out_dtype=np.float32)
     _multiply_specialised(a, weights, None, out, tile, TILES, stream, weights=True, floats=True)
 
 
 def multiply_swiglu(a, weights, out, *, tile: Tile | None = None, stream=0) -> None:
-    """out = silu(gate) * up in bfloat16, where a @ weights.T has eight columns of gates, then the eight of
+    """out = silu(gate) * up, where a @ weights.T has eight columns of gates, then the eight of
     their ups, and so on. tile: one of SWIGLU_TILES."""
-    _check(a, weights, None, out, True, dtype=np.uint16, columns_each=2)
+    _check(a, weights, None, out, True, columns_each=2)
     _multiply_specialised(a, weights, None, out, tile, SWIGLU_TILES, stream, weights=True, swiglu=True)
 
 
@@ -423,7 +425,7 @@ def _multiply_specialised(a, b, bias, out, tile, tiles, stream, persistent=True,
                           residual=None, **options) -> None:
     (rows, depth), cols = a.shape, b.shape[0 if weights else 1]
     tile = tile or choose_tile(rows, cols, depth, block_count(), tiles)
-    options["bf16"] = np.dtype(a.dtype) == np.uint16
+    options["element"] = ELEMENTS[np.dtype(a.dtype)]
     kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation,
                                     residual=residual is not None, **{name: on for name, on in options.items() if on})
     *maps, rows_, cols_, depth_ = _arguments(a, b, bias, out, tile, weights)
@@ -493,8 +495,12 @@ def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> t
 IDEA = "wgmma reads tiles that TMA copies: one thread requests them"
 IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
 SIZES = "K and N multiples of 8"
-HOPPER = (9, 0, "a")
 PRODUCER_CONSUMERS = make_wgmma_specialised(TILES[2], weights=False, bias=False, activation=unchanged)
+
+
+def has_wgmma() -> bool:
+    """Whether the GPU that kernels are chosen for runs the kernels of this file."""
+    return not missing(PRODUCER_CONSUMERS)
 
 
 @rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, sizes=SIZES)

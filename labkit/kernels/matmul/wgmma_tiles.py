@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from labkit import cuda, u32
 from labkit.device import ptx
+from labkit.kernels.elements import BFLOAT16, FLOAT16, Element
 
 DEPTH = 64  # 16-bit elements of K in a stage: a row of 128 bytes, the widest swizzle
 BOX = 64 * DEPTH  # 16-bit elements in a box of 64 rows, 8 KB
@@ -95,10 +96,10 @@ def make_load(tile: Tile, weights: bool):
     return load
 
 
-def make_epilogue(activation, residual=False, bf16=False):
-    """A device function: write a thread's accumulators of 64 columns, as float16 or bfloat16, to a box that TMA
+def make_epilogue(activation, residual=False, element: Element = FLOAT16):
+    """A device function: write a thread's accumulators of 64 columns, as elements of 16 bits, to a box that TMA
     stores. residual: the box holds the residual, which is added."""
-    pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
+    pack, unpack = element.pack, element.unpack
 
     @cuda.jit(device=True, forceinline=True)
     def epilogue(acc, box, words, word_base, swizzle_row):
@@ -121,13 +122,14 @@ def make_epilogue(activation, residual=False, bf16=False):
     return epilogue
 
 
-def make_pair_epilogue(combine):
+def make_pair_epilogue(combine, element: Element):
     """As make_epilogue, where columns form pairs, 16n + i with 16n + 8 + i: 128 columns of accumulators become 64 of
-    the output, combine(first, second) of each pair, rounded to bfloat16.
+    the output, combine(first, second) of each pair, rounded to the element.
 
     A thread holds columns 8j + 2q and 8j + 2q + 1 of every j: both columns of a pair, for two neighbouring columns of
     the output, which share a word.
     """
+    pack = element.pack
 
     @cuda.jit(device=True, forceinline=True)
     def pair_epilogue(acc, box, words, word_base, swizzle_row):
@@ -135,8 +137,8 @@ def make_pair_epilogue(combine):
             i0 = word_base + box * BOX // 2 + (j ^ swizzle_row) * 4
             i8 = i0 + 8 * 32  # eight rows below
             n = 64 * box + 8 * j
-            words[i0] = ptx.pack_bf162(combine(acc[n], acc[n + 4]), combine(acc[n + 1], acc[n + 5]))
-            words[i8] = ptx.pack_bf162(combine(acc[n + 2], acc[n + 6]), combine(acc[n + 3], acc[n + 7]))
+            words[i0] = pack(combine(acc[n], acc[n + 4]), combine(acc[n + 1], acc[n + 5]))
+            words[i8] = pack(combine(acc[n + 2], acc[n + 6]), combine(acc[n + 3], acc[n + 7]))
 
     return pair_epilogue
 
@@ -169,5 +171,6 @@ def b_layout(weights: bool) -> tuple:
     return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
 
 
-def wgmma_of(cols: int, weights: bool, bf16: bool = False):
-    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_{'bf16' if bf16 else 'f16'}" + ("" if weights else "_bmn"))
+def wgmma_of(cols: int, weights: bool, element: Element = FLOAT16):
+    kind = {FLOAT16: "f16", BFLOAT16: "bf16"}[element]
+    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_{kind}" + ("" if weights else "_bmn"))

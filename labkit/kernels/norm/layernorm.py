@@ -14,6 +14,7 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda, u32
+from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.norm.rows import (
@@ -356,7 +357,8 @@ def layernorm_persistent(x, weight, bias, out, epsilon=EPSILON, stream=0):
     rows, columns = check_rows(x, weight, bias, out)
     capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
     kernel = make_layernorm_persistent(threads, quads, kind_of(columns, capacity, x, weight, bias, out), epsilon)
-    blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT * max(1, 1024 // threads)
+    sms = gpus.sm_count() if gpus.chosen_on_gpu() else 1  # few, so that a block has several rows of a small input
+    blocks = sms * max(1, 1024 // threads)
     kernel[min(rows, blocks), threads, stream](flat(x), weight, bias, flat(out))
 
 

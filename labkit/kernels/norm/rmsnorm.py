@@ -1,11 +1,11 @@
 """RMSNorm of each row, alone or with the residual stream updated first: out = x / sqrt(mean(x^2) + eps) * weight.
 
-Shapes  x, residual, out (T, C), weight (C,); all float32, or all uint16, which holds bfloat16; C-contiguous
+Shapes  x, residual, out (T, C), weight (C,); all float32, all float16, or all uint16, which holds bfloat16
         `out` may be `x`. eps is a constant of the kernel: one is compiled for each
-Work    4 flops an element, 4*T*C bytes in bfloat16, 8*T*C in float32; add_rmsnorm: 5 flops, twice the bytes
+Work    4 flops an element, 4*T*C bytes in 16 bits, 8*T*C in float32; add_rmsnorm: 5 flops, twice the bytes
 Source  Zhang, Sennrich: Root Mean Square Layer Normalization (2019), https://arxiv.org/abs/1910.07467
 
-In bfloat16 the normalised row is rounded before it is multiplied by the weight, the product again, and the residual
+In 16 bits the normalised row is rounded before it is multiplied by the weight, the product again, and the residual
 sum before it is normalised: where transformers' modules round. A row has the same bits in any batch.
 """
 

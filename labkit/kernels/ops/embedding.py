@@ -5,7 +5,6 @@ import numpy as np
 
 from labkit.kernels import embedding
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
 from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 
@@ -47,11 +46,11 @@ def _torch_tokens(torch, ids, tokens, out):
     return torch.nn.functional.embedding(ids, tokens)
 
 
-def _token_op(name: str, element: Element):
-    cast, itemsize = bfloat16_of if element == BFLOAT16 else np.asarray, element.dtype.itemsize
+def token_op(name: str, element: Element):
+    cast, itemsize = element.array_of, element.dtype.itemsize
     return Op(
         name,
-        title="Token embedding" + " in bfloat16" * (element == BFLOAT16),
+        title="Token embedding" + f" in {element.name}" * (element != FLOAT32),
         formula="out[t, col] = tokens[ids[t], col]",
         reference=embedding.token_embedding_reference,
         rungs=rungs_of(embedding, "token_embedding"),
@@ -71,5 +70,5 @@ def _token_op(name: str, element: Element):
     )
 
 
-TOKEN_EMBEDDING = _token_op("token_embedding", FLOAT32)
-TOKEN_EMBEDDING_BF16 = _token_op("token_embedding_bf16", BFLOAT16)
+TOKEN_EMBEDDING = token_op("token_embedding", FLOAT32)
+TOKEN_EMBEDDING_BF16 = token_op("token_embedding_bf16", BFLOAT16)

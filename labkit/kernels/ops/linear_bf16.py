@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit.kernels import op
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.elements import BFLOAT16, Element
 from labkit.kernels.linear import bf16, streamed
 from labkit.kernels.linear.bf16 import (
     arrange_gate_up,
@@ -18,37 +18,37 @@ from labkit.kernels.linear.bf16 import (
 )
 from labkit.kernels.linear.streamed import GROUP
 from labkit.kernels.op import Op, Work, rungs_of, uniform
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.tolerance import EPS32
 
 
-def layer(rng, M, N, K):
+def layer(rng, M, N, K, element: Element = BFLOAT16):
     """x and weights, the weights scaled so that sums have the magnitude of x."""
-    return bfloat16_of(uniform(rng, M, K)), bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K)))
+    return element.array_of(uniform(rng, M, K)), element.array_of(uniform(rng, N, K) / np.float32(np.sqrt(K)))
 
 
-def layer_of_two(rng, M, N, K):
+def layer_of_two(rng, M, N, K, element: Element = BFLOAT16):
     """x, and the gate and up of N outputs as linear_swiglu takes them."""
-    gate, up = (bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K))) for _ in range(2))
-    return bfloat16_of(uniform(rng, M, K)), arrange_gate_up(gate, up)
+    gate, up = (element.array_of(uniform(rng, N, K) / np.float32(np.sqrt(K))) for _ in range(2))
+    return element.array_of(uniform(rng, M, K)), arrange_gate_up(gate, up)
 
 
 def sum_error(x, weight):
-    """The error allowed for sums of K products in float32: those of bfloat16 numbers are exact."""
+    """The error allowed for sums of K products in float32: those of numbers of 16 bits are exact."""
     return 2 * EPS32 * np.sqrt(x.shape[1]) * (np.abs(x) @ np.abs(weight).T)
 
 
-def linear_tolerance(x, weight):
-    return sum_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
+def linear_tolerance(x, weight, element: Element = BFLOAT16):
+    return sum_error(x, weight) + element.rounding_error(x @ weight.T)
 
 
-def swiglu_tolerance(x, gate_up):
-    """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to bfloat16."""
+def swiglu_tolerance(x, gate_up, element: Element = BFLOAT16):
+    """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to an element."""
     gate, up = gate_and_up(x @ gate_up.T)
-    gate_error, up_error = (part + EPS_BF16 * np.abs(value) for part, value in
+    gate_error, up_error = (part + element.rounding_error(value) for part, value in
                             zip(gate_and_up(sum_error(x, gate_up)), (gate, up), strict=True))
-    silu_error = 1.1 * gate_error + EPS_BF16 * np.abs(silu(gate))
+    silu_error = 1.1 * gate_error + element.rounding_error(silu(gate))
     product = np.abs(silu(gate)) * up_error + (np.abs(up) + up_error) * silu_error
-    return product + EPS_BF16 * np.abs(silu(gate) * up)
+    return product + element.rounding_error(silu(gate) * up)
 
 
 sizes = functools.partial(op.sizes, "M N K")

@@ -24,6 +24,7 @@ from labkit.kernels.matmul.half import (
     matmul_half_wide_copies,
     random_float16,
 )
+from labkit.kernels.matmul.turing import matmul_half_turing
 from labkit.kernels.matmul.wgmma import (
     matmul_half_wgmma,
     matmul_half_wgmma_persistent,
@@ -46,9 +47,10 @@ MATMUL_HALF = Op(
     formula="out[row, col] = sum over k of a[row, k] * b[k, col], in float16 with accumulators in float32",
     reference=matmul_half_reference,
     rungs=(matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked,
-           matmul_half_wide_copies, matmul_half_ldmatrix, matmul_half_large_tiles, matmul_half_double_buffered,
-           matmul_half_three_stage, matmul_half_f16_accumulators, matmul_half_pipelined, matmul_half_wgmma_cp_async,
-           matmul_half_wgmma, matmul_half_wgmma_roles, matmul_half_wgmma_persistent, matmul_half_wgmma_specialised),
+           matmul_half_wide_copies, matmul_half_ldmatrix, matmul_half_turing, matmul_half_large_tiles,
+           matmul_half_double_buffered, matmul_half_three_stage, matmul_half_f16_accumulators, matmul_half_pipelined,
+           matmul_half_wgmma_cp_async, matmul_half_wgmma, matmul_half_wgmma_roles, matmul_half_wgmma_persistent,
+           matmul_half_wgmma_specialised),
     inputs=lambda rng, M, N, K: (random_float16(rng, M, K), random_float16(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in

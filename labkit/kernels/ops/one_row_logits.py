@@ -26,8 +26,8 @@ def _torch(torch, x, norm_weight, norm_bias, table, out):
 
 
 @functools.cache
-def _best():
-    return cuda.device_array(blocks_of(), np.int64)
+def _best(blocks: int):
+    return cuda.device_array(blocks, np.int64)
 
 
 def _op(half: bool):
@@ -38,7 +38,7 @@ def _op(half: bool):
           idea="a warp keeps the row in registers; several rows of the table at once")
     def row_logits_of_warps(x, norm_weight, norm_bias, table, out, stream=0):
         """The norm, the product and the largest logit of each block in one launch."""
-        row_logits(x, norm_weight, norm_bias, table, out, _best(), stream=stream)
+        row_logits(x, norm_weight, norm_bias, table, out, _best(blocks_of()), stream=stream)
 
     return Op(
         "one_row_logits" + "_half" * half,

@@ -9,7 +9,8 @@ import numpy as np
 from labkit.kernels.attention import paged
 from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.baselines import unfused_attention
-from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.dtypes import of_dtype
+from labkit.kernels.elements import ELEMENTS, Element
 from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.ops.attention_sentences import falling_lengths
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
@@ -19,11 +20,11 @@ def _inputs(rng, B, S, shortest, H, KV, D, dtype=np.float32):
     lengths = falling_lengths(B, S, shortest)
     keys, values, page_table = paged_inputs(rng, lengths, KV, D, dtype)
     q = 2 * uniform(rng, B, H, D)
-    return bfloat16_of(q) if dtype == np.uint16 else q, keys, values, page_table, lengths, 1 / math.sqrt(D)
+    return of_dtype(q, dtype), keys, values, page_table, lengths, 1 / math.sqrt(D)
 
 
-def tolerance_decode(q, keys, values, page_table, lengths, scale, *, bf16: bool):
-    return paged_decode_reference(q, keys, values, page_table, lengths, scale, rounding_errors(bf16, q.shape[2]))
+def tolerance_decode(q, keys, values, page_table, lengths, scale, *, element: Element):
+    return paged_decode_reference(q, keys, values, page_table, lengths, scale, rounding_errors(element, q.shape[2]))
 
 
 def contiguous(torch, q, keys, values, page_table, lengths, scale, out):
@@ -70,7 +71,7 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
         inputs=functools.partial(_inputs, dtype=dtype),
         shape=lambda B, S, shortest, H, KV, D: (B, H, D),
         awkward=_sizes(*awkward),
-        tolerance=functools.partial(tolerance_decode, bf16=bf16),
+        tolerance=functools.partial(tolerance_decode, element=ELEMENTS[np.dtype(dtype)]),
         by_row=(0, 3, 4), dtype=dtype,
         work=Work(
             flops=lambda B, S, shortest, H, KV, D: 4 * int(falling_lengths(B, S, shortest).sum()) * H * D,

@@ -12,7 +12,8 @@ from labkit.kernels.attention.paged_prefill import (
     paged_prefill_naive,
     paged_prefill_reference,
 )
-from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.dtypes import of_dtype
+from labkit.kernels.elements import ELEMENTS, Element
 from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.ops.attention_sentences import begins_of, falling_lengths
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
@@ -23,13 +24,13 @@ def _inputs(rng, B, S, shortest, before, H, KV, D, dtype=np.float32):
     contexts = (lengths + before).astype(np.int32)
     keys, values, page_table = paged_inputs(rng, contexts, KV, D, dtype)
     q = 2 * uniform(rng, int(lengths.sum()), H, D)
-    q = bfloat16_of(q) if dtype == np.uint16 else q
+    q = of_dtype(q, dtype)
     return q, keys, values, page_table, begins_of(lengths), lengths, contexts, 1 / math.sqrt(D), S
 
 
-def tolerance_prefill(q, keys, values, page_table, begins, lengths, contexts, scale, longest, *, bf16: bool):
+def tolerance_prefill(q, keys, values, page_table, begins, lengths, contexts, scale, longest, *, element: Element):
     return paged_prefill_reference(q, keys, values, page_table, begins, lengths, contexts, scale, longest,
-                                   rounding_errors(bf16, q.shape[2]))
+                                   rounding_errors(element, q.shape[2]))
 
 
 def contiguous(torch, q, keys, values, page_table, begins, lengths, contexts, scale, longest, out):
@@ -79,7 +80,7 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
         inputs=functools.partial(_inputs, dtype=dtype),
         shape=lambda B, S, shortest, before, H, KV, D: (int(falling_lengths(B, S, shortest).sum()), H, D),
         awkward=_sizes(*awkward),
-        tolerance=functools.partial(tolerance_prefill, bf16=bf16),
+        tolerance=functools.partial(tolerance_prefill, element=ELEMENTS[np.dtype(dtype)]),
         by_row=(), dtype=dtype,
         work=Work(
             flops=lambda B, S, shortest, before, H, KV, D: 4 * _pairs(B, S, shortest, before) * H * D,

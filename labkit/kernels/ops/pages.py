@@ -7,9 +7,10 @@ import numpy as np
 
 from labkit.kernels.attention.pages import PAGE, cache_shape, page_table_of, pages_for
 from labkit.kernels.baselines import Baseline, sdpa
-from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.dtypes import of_dtype
+from labkit.kernels.elements import Element
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.tolerance import EPS32
 
 
 def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, dtype) -> tuple:
@@ -27,18 +28,17 @@ def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, d
             if tokens % PAGE:
                 cache[pages[-1], :, tokens % PAGE :] = np.nan
         cache[order[-1]] = np.nan
-    if np.dtype(dtype) == np.uint16:
-        keys, values = bfloat16_of(keys), bfloat16_of(values)
+    keys, values = of_dtype(keys, dtype), of_dtype(values, dtype)
     table = page_table_of(lists, max_pages=max(1, *counts) + 1)
     unused = np.arange(table.shape[1]) >= np.array(counts)[:, None]
     table[unused] = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), int(unused.sum()))
     return keys, values, table
 
 
-def rounding_errors(bf16: bool, size: int):
+def rounding_errors(element: Element, size: int):
     """Make the tolerance that attend_reference takes. A score is a sum of `size` products; its error is followed by the
     roundings of the difference from row_max and of the exponential. An error e of score j changes the result by w_j e
-    (v_j - result), nothing for a single key; then the sums are rounded. In bfloat16 each exponential and the result
+    (v_j - result), nothing for a single key; then the sums are rounded. In 16 bits each exponential and the result
     are, too, of which twice is allowed."""
     def errors(weights, scores, magnitudes, values):
         diff_bound = np.abs(scores).max(axis=1, keepdims=True) + np.abs(scores)
@@ -47,9 +47,8 @@ def rounding_errors(bf16: bool, size: int):
         # |v_j - result| <= (1 - w_j) |v_j| + sum of w_i |v_i| over the others
         error = (score_error * (1 - 2 * weights)) @ np.abs(values) + score_error.sum(axis=1, keepdims=True) * sums
         error = EPS32 * (error + (8 + 2 * math.sqrt(len(values))) * sums)
-        if bf16:
-            error += EPS_BF16 * (sums + np.abs(weights @ values))
-        return error
+        exponentials = element.eps * sums + element.smallest * np.abs(values).sum(axis=0)
+        return error + exponentials + element.rounding_error(weights @ values)
 
     return errors
 

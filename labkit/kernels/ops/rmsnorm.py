@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
 from labkit.kernels.norm import rmsnorm
 from labkit.kernels.norm.rmsnorm import EPS, add_rmsnorm_reference, rmsnorm_reference
 from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.tolerance import EPS32
 
 
 def tolerance_of(element: Element):
     """The sum goes over C positive terms: its relative error grows like sqrt(C), and the root makes it half as large;
-    the root's reciprocal and the products are some roundings more. In bfloat16 a value near the midpoint of
-    two neighbours may be rounded to the other one, before and after the weight."""
+    the root's reciprocal and the products are some roundings more. In 16 bits a value near the midpoint of two
+    neighbours may be rounded to the other one, before and after the weight."""
     def tolerance(x, weight, eps=EPS):
         magnitude = np.abs(rmsnorm_reference(x, weight, eps))
-        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (element == BFLOAT16)) * magnitude
+        rounded = 2 * element.rounding_error(magnitude) + element.smallest * np.abs(weight)
+        return EPS32 * (np.sqrt(x.shape[1]) + 4) * magnitude + rounded
 
     return tolerance
 
@@ -32,10 +32,6 @@ def _add_tolerance_of(element: Element):
         return np.stack([tolerance_of(element)(rows, weight) * 1.01, np.zeros_like(rows)])
 
     return tolerance
-
-
-def _cast(element: Element):
-    return bfloat16_of if element == BFLOAT16 else np.asarray
 
 
 def _torch(torch, x, weight, out):
@@ -57,11 +53,11 @@ TIMED = {
 }  # fmt: skip
 
 
-def _rmsnorm_op(name: str, element: Element):
-    cast, itemsize = _cast(element), element.dtype.itemsize
+def rmsnorm_op(name: str, element: Element):
+    cast, itemsize = element.array_of, element.dtype.itemsize
     return Op(
         name,
-        title="RMSNorm" + " in bfloat16" * (element == BFLOAT16),
+        title="RMSNorm" + f" in {element.name}" * (element != FLOAT32),
         formula="out = x / sqrt(mean(x^2) + 1e-5) * weight, for each row",
         reference=rmsnorm_reference,
         rungs=rungs_of(rmsnorm, "rmsnorm"),
@@ -76,11 +72,11 @@ def _rmsnorm_op(name: str, element: Element):
     )
 
 
-def _add_rmsnorm_op(name: str, element: Element):
-    cast, itemsize = _cast(element), element.dtype.itemsize
+def add_rmsnorm_op(name: str, element: Element):
+    cast, itemsize = element.array_of, element.dtype.itemsize
     return replace(
-        _rmsnorm_op(name, element),
-        title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (element == BFLOAT16),
+        rmsnorm_op(name, element),
+        title="Residual addition and RMSNorm, the sum kept" + f", in {element.name}" * (element != FLOAT32),
         formula="out[1] = x + residual; out[0] = rmsnorm(out[1])",
         reference=add_rmsnorm_reference,
         rungs=rungs_of(rmsnorm, "add_rmsnorm"),
@@ -94,7 +90,7 @@ def _add_rmsnorm_op(name: str, element: Element):
     )
 
 
-RMSNORM = _rmsnorm_op("rmsnorm", FLOAT32)
-RMSNORM_BF16 = _rmsnorm_op("rmsnorm_bf16", BFLOAT16)
-ADD_RMSNORM = _add_rmsnorm_op("add_rmsnorm", FLOAT32)
-ADD_RMSNORM_BF16 = _add_rmsnorm_op("add_rmsnorm_bf16", BFLOAT16)
+RMSNORM = rmsnorm_op("rmsnorm", FLOAT32)
+RMSNORM_BF16 = rmsnorm_op("rmsnorm_bf16", BFLOAT16)
+ADD_RMSNORM = add_rmsnorm_op("add_rmsnorm", FLOAT32)
+ADD_RMSNORM_BF16 = add_rmsnorm_op("add_rmsnorm_bf16", BFLOAT16)

@@ -5,23 +5,22 @@ import numpy as np
 
 from labkit.kernels import rope
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
 from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.rope import EPS, PAGE, _cache_shape, _parts, _reference, in_pages, rope_table
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.tolerance import EPS32
 
 
 def head_tolerance(heads, weight, element: Element):
     """For rotated heads (T, heads, D), of float64: two products and their sum, of values bounded by the norm of the
     pair. A norm's roundings come first, as RMSNorm has them."""
-    bf16, dim = EPS_BF16 * (element == BFLOAT16), heads.shape[2]
-    units = 3 * EPS32 + bf16
+    dim, units, roundings = heads.shape[2], 3 * EPS32, 1
     if weight is not None:
         heads = rmsnorm_reference(heads.reshape(-1, dim), weight, EPS).reshape(heads.shape)
-        units += EPS32 * (np.sqrt(dim) + 4) + 2 * bf16
-    return units * np.tile(np.hypot(heads[..., : dim // 2], heads[..., dim // 2 :]), 2)
+        units, roundings = units + EPS32 * (np.sqrt(dim) + 4), 3
+    norms = np.tile(np.hypot(heads[..., : dim // 2], heads[..., dim // 2 :]), 2)
+    return units * norms + roundings * element.rounding_error(norms)
 
 
 def _tolerance_of(element: Element):
@@ -59,9 +58,8 @@ def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, q, keys, 
     return q, keys, values
 
 
-def _op(name: str, element: Element, with_norms: bool = False):
-    cast = bfloat16_of if element == BFLOAT16 else np.asarray
-    itemsize = element.dtype.itemsize
+def rope_op(name: str, element: Element, with_norms: bool = False):
+    cast, itemsize = element.array_of, element.dtype.itemsize
 
     def inputs(rng, T, H, KV, D):
         norms = (cast(uniform(rng, D)), cast(uniform(rng, D))) if with_norms else (None, None)
@@ -73,7 +71,7 @@ def _op(name: str, element: Element, with_norms: bool = False):
     return Op(
         name,
         title="Split QKV, rotate, and write the cache" + ", with norms of queries and keys" * with_norms +
-              ", in bfloat16" * (element == BFLOAT16),
+              f", in {element.name}" * (element != FLOAT32),
         formula="q[t], keys[slots[t]] = rotated(q and k of qkv[t], positions[t]); values[slots[t]] = v of qkv[t]",
         reference=_reference,
         rungs=rungs_of(rope),
@@ -95,6 +93,6 @@ def _op(name: str, element: Element, with_norms: bool = False):
     )
 
 
-ROPE_SPLIT_CACHE = _op("rope_split_cache", FLOAT32)
-ROPE_SPLIT_CACHE_BF16 = _op("rope_split_cache_bf16", BFLOAT16)
-ROPE_NORM_SPLIT_CACHE_BF16 = _op("rope_norm_split_cache_bf16", BFLOAT16, with_norms=True)
+ROPE_SPLIT_CACHE = rope_op("rope_split_cache", FLOAT32)
+ROPE_SPLIT_CACHE_BF16 = rope_op("rope_split_cache_bf16", BFLOAT16)
+ROPE_NORM_SPLIT_CACHE_BF16 = rope_op("rope_norm_split_cache_bf16", BFLOAT16, with_norms=True)

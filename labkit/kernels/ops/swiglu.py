@@ -4,20 +4,20 @@ import numpy as np
 
 from labkit.kernels import swiglu
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
 from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.swiglu import silu, swiglu_reference
-from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.kernels.tolerance import EPS32
 
 
 def tolerance_of(element: Element):
-    """The exponential is off by 2^-22 and by what its argument is; then four roundings. In bfloat16 a value near the
+    """The exponential is off by 2^-22 and by what its argument is; then four roundings. In 16 bits a value near the
     midpoint of two neighbours may be rounded to the other one, twice. Beyond exp(88) the reciprocal is flushed to 0."""
     def tolerance(gate_up):
         gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
-        units = EPS32 * (6 + np.minimum(np.abs(gate), 90)) + 2 * EPS_BF16 * (element == BFLOAT16)
-        return units * np.abs(silu(gate) * up) + 2e-36 * np.abs(up)
+        rounded = element.rounding_error(silu(gate)) * np.abs(up) + element.rounding_error(silu(gate) * up)
+        units = EPS32 * (6 + np.minimum(np.abs(gate), 90))
+        return units * np.abs(silu(gate) * up) + rounded + 2e-36 * np.abs(up)
 
     return tolerance
 
@@ -27,12 +27,11 @@ def _torch(torch, gate_up, out):
     return torch.nn.functional.silu(gate) * up
 
 
-def _op(name: str, element: Element):
-    cast = bfloat16_of if element == BFLOAT16 else np.asarray
-    itemsize = element.dtype.itemsize
+def swiglu_op(name: str, element: Element):
+    cast, itemsize = element.array_of, element.dtype.itemsize
     return Op(
         name,
-        title="SwiGLU" + " in bfloat16" * (element == BFLOAT16),
+        title="SwiGLU" + f" in {element.name}" * (element != FLOAT32),
         formula="out = silu(gate) * up, of gate_up = [gate | up]",
         reference=swiglu_reference,
         rungs=rungs_of(swiglu),
@@ -53,5 +52,5 @@ def _op(name: str, element: Element):
     )
 
 
-SWIGLU = _op("swiglu", FLOAT32)
-SWIGLU_BF16 = _op("swiglu_bf16", BFLOAT16)
+SWIGLU = swiglu_op("swiglu", FLOAT32)
+SWIGLU_BF16 = swiglu_op("swiglu_bf16", BFLOAT16)

@@ -15,7 +15,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device, measure
-from labkit.kernels.arguments import MAX_SHARED
+from labkit.device import gpus
 from labkit.kernels.attention.decode import attention_decode
 from labkit.kernels.attention.flash import attention_flash
 from labkit.kernels.attention.half import attention_decode_half, attention_half
@@ -81,7 +81,7 @@ def attention_sizes(lengths=None, heads: int | None = None) -> dict:
                   for dtype in (np.float32, np.float16)}
         for causal in (False, True):
             for name, launch in launchers.items():
-                fits = launch is not attention_whole_matrix or 4 * S * S <= MAX_SHARED
+                fits = launch is not attention_whole_matrix or gpus.target().shared_per_block >= 4 * S * S
                 qkv, out = arrays[np.float16 if HALF in name else np.float32]
                 lines.setdefault((name, causal), []).append(
                     _us(functools.partial(launch, qkv, heads, out, causal=causal)) if fits else None)

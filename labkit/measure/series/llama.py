@@ -84,7 +84,7 @@ def config_here() -> Config:
 def random_model() -> Llama:
     """The one to measure here: of the shape of Llama 3.2 1B, or tiny without a GPU."""
     began, config = time.perf_counter(), config_here()
-    model = Llama(config, RandomTensors(config), positions=min(8192, config.max_position_embeddings))
+    model = Llama(config, RandomTensors(config), "bfloat16", positions=min(8192, config.max_position_embeddings))
     cuda.synchronize()
     say(f"random weights, {model.weights.nbytes / 1e9:.2f} GB on the device in {time.perf_counter() - began:.1f} s")
     return model
@@ -231,8 +231,8 @@ def llama_prefill(prompts: Sequence[int] | None = None) -> dict:
     config, model = config_here(), random_model()
     prompts = list(prompts or device.pick(gpu=PROMPTS, cpu=(5, 20)))
     pages, rng = pages_for(max(prompts)), np.random.default_rng(5)
-    cache, inputs = Cache(config, pages), Inputs(max(prompts), 1, pages)
-    workspace = Workspace(config, max(prompts), 1)
+    cache, inputs = Cache(config, pages, model.dtype), Inputs(max(prompts), 1, pages)
+    workspace = Workspace(config, max(prompts), 1, model.dtype)
     rows, compile_until = [], time.monotonic() + COMPILING_S
     for count in prompts:
         ids = rng.integers(0, config.vocab_size, count)

@@ -27,11 +27,12 @@ Progress = Callable[[Load], AbstractContextManager[Callable[[Seen], None]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """A measurement. url: of a server; None: one is started that serves `model`. rates: each is a run of its own;
-    none: `concurrency` requests at a time. key: of the server's API."""
+    """A measurement. url: of a server; None: one is started that serves `model` in `dtype`. rates: each is a run of its
+    own; none: `concurrency` requests at a time. key: of the server's API."""
 
     url: str | None = None
     model: str | None = None
+    dtype: str | None = None
     key: str | None = None
     rates: Sequence[float] = ()
     concurrency: int | None = None
@@ -87,11 +88,13 @@ def main(plan: Plan, out: str | None, *, show: Callable[[str], None], note: Call
 
 @contextlib.contextmanager
 def target_of(plan: Plan) -> Iterator[Target]:
+    if plan.url is not None and plan.dtype is not None:
+        raise UserError(f"--dtype {plan.dtype} is for a server that is started here; that at {plan.url} runs already")
     if plan.url is not None:
         url = plan.url.rstrip("/").removesuffix("/v1")
         yield Target(url, plan.model or server.first_model(url, plan.key), plan.key, IGNORE_END)
         return
-    options = ["--model", plan.model or "tiny-llama"]
+    options = ["--model", plan.model or "tiny-llama", *(["--dtype", plan.dtype] if plan.dtype else [])]
     with server.running(options) as started:
         yield Target(started.url, server.first_model(started.url), None, IGNORE_END)
 

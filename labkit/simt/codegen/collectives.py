@@ -1,6 +1,6 @@
 """Barriers, collectives of a warp, and intrinsics of whole warps, between two regions."""
 
-from labkit.simt.codegen.types import HALF_MMA, MMA, VOTES, matrices
+from labkit.simt.codegen.types import HALF_MMA, MMA, SHORT_MMA, VOTES, matrices
 from labkit.simt.ir import full_name
 from labkit.simt.stubs import SHUFFLES
 
@@ -30,7 +30,11 @@ def write_wait(out, plan, wait, mask):
 
 def _write_intrinsic(out, plan, wait, site):
     """An intrinsic of whole warps, for all of the block."""
-    op, values = wait.sync.op, ", ".join(f"_v{name}" for name in wait.names)
+    op, names = wait.sync.op, wait.names
+    if op == SHORT_MMA:  # of four registers of A and two of B, those of k 8 to 15 are not read
+        (a0, a1, b0), accumulators = names[:3], names[3:]
+        names = (a0, a1, a0, a1, b0, b0, *accumulators)
+    values = ", ".join(f"_v{name}" for name in names)
     first_block = "_first" if plan.program.cooperative else "_b"
     out.line(f"_ptx_whole_warps(_active, _P, {first_block}, _E, {site})")
     if op in MMA:

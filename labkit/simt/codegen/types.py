@@ -40,10 +40,13 @@ _FRAGMENT = ("register of a fragment", _is_integer, "a uint32 is needed")
 _ACCUMULATOR = ("accumulator", lambda ty: isinstance(ty, types.Float), "a float32 is needed")
 MMA = {  # the kind of A and B as runtime/ptx_matrices.py has it
     "ptx.mma_m16n8k16_f32_f16": 0, "ptx.mma_m16n8k16_f32_bf16": 1, "ptx.mma_m16n8k8_f32_tf32": 2,
+    "ptx.mma_m16n8k8_f32_f16": 3,
 }  # fmt: skip
+SHORT_MMA = "ptx.mma_m16n8k8_f32_f16"  # with two registers of A and one of B
 HALF_MMA = "ptx.mma_m16n8k16_f16_f16"
 _COLLECTIVE_TYPES = {
     **dict.fromkeys(MMA, (_FRAGMENT,) * 6 + (_ACCUMULATOR,) * 4),
+    SHORT_MMA: (_FRAGMENT,) * 3 + (_ACCUMULATOR,) * 4,
     HALF_MMA: (_FRAGMENT,) * 8,
     **{f"syncthreads_{name}": (_COUNTED,) for name in ("count", "and", "or")},
     **dict.fromkeys(SHUFFLES, (_MASK, _SHUFFLED, ("lane", _is_integer, "an integer is needed"))),

@@ -30,15 +30,17 @@ def _unpack_words(words, kind):
 def mma(name, lanes):
     """The results of mma.sync for the 32 lanes of a warp, each given as a tuple of its registers."""
     columns = list(zip(*lanes, strict=True))
-    words = [words_of(c) for c in columns[:6]]
+    count = 2 if name == "mma_m16n8k8_f32_f16" else 4  # registers of A; B has half of that
+    words = [words_of(c) for c in columns[: count + count // 2]]
+    columns = columns[len(words) :]
     c = np.empty((16, 8), np.float32)
     f16_accumulators = name == "mma_m16n8k16_f16_f16"
     if f16_accumulators:
-        for r, word in enumerate(words_of(x) for x in columns[6:]):
+        for r, word in enumerate(words_of(x) for x in columns):
             row, col = _C[2 * r]
             c[row, col], c[row, col + 1] = _unpack_words(word, "f16")
     else:
-        for (row, col), values in zip(_C, columns[6:], strict=True):
+        for (row, col), values in zip(_C, columns, strict=True):
             c[row, col] = np.array(values, np.float32)
     if name.endswith("tf32"):
         a, b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
@@ -49,10 +51,10 @@ def mma(name, lanes):
             b[_Q + 4 * r, _G] = tf32_values[4 + r]
     else:
         kind = "bf16" if name.endswith("bf16") else "f16"
-        a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
-        for (row, k), word in zip(_A16, words[:4], strict=True):
+        a, b = np.empty((16, 4 * count), np.float32), np.empty((4 * count, 8), np.float32)
+        for (row, k), word in zip(_A16[:count], words[:count], strict=True):
             a[row, k], a[row, k + 1] = _unpack_words(word, kind)
-        for (k, col), word in zip(_B16, words[4:], strict=True):
+        for (k, col), word in zip(_B16[: count // 2], words[count:], strict=True):
             b[k, col], b[k + 1, col] = _unpack_words(word, kind)
     for k in range(a.shape[1]):  # in the order of the compiled form: the same bits
         c += a[:, k : k + 1] * b[k]

@@ -51,7 +51,8 @@ def unpack_word(word, kind):
 
 @shared_function
 def load_operands(kind, start, a0, a1, a2, a3, b0, b1, a, b):
-    """The fragments of one warp -> a (16 x k) and b (k x 8), k = 16; for tf32 (kind 2) k = 8."""
+    """The fragments of one warp -> a (16 x k) and b (k x 8), k = 16; for tf32 (kind 2) and for float16 without a2, a3
+    and b1 (kind 3) k = 8."""
     for lane in range(32):
         t = start + lane
         g, q = lane >> 2, lane & 3
@@ -60,6 +61,10 @@ def load_operands(kind, start, a0, a1, a2, a3, b0, b1, a, b):
             a[g, q], a[g + 8, q] = bits_float(a0[t] & mask), bits_float(a1[t] & mask)
             a[g, q + 4], a[g + 8, q + 4] = bits_float(a2[t] & mask), bits_float(a3[t] & mask)
             b[q, g], b[q + 4, g] = bits_float(b0[t] & mask), bits_float(b1[t] & mask)
+        elif kind == 3:
+            a[g, 2 * q], a[g, 2 * q + 1] = unpack_half2(a0[t])
+            a[g + 8, 2 * q], a[g + 8, 2 * q + 1] = unpack_half2(a1[t])
+            b[2 * q, g], b[2 * q + 1, g] = unpack_half2(b0[t])
         else:
             a[g, 2 * q], a[g, 2 * q + 1] = unpack_word(a0[t], kind)
             a[g + 8, 2 * q], a[g + 8, 2 * q + 1] = unpack_word(a1[t], kind)
@@ -83,7 +88,7 @@ def mma_f32(kind, active, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     """D = A @ B + C for every warp that is here; D is left in c0 to c3."""
     a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
     c = np.empty((16, 8), np.float32)
-    depth = 8 if kind == 2 else 16
+    depth = 8 if kind >= 2 else 16
     for w in range(active.size):
         if active[w] == 0:
             continue

@@ -9,7 +9,7 @@ import numba.cuda
 from numba import cuda
 from numba.cuda import grid
 
-from labkit.course.check import examine
+from labkit.course.check import examine, numba_kernels
 from tests.course.check.written import scaling
 
 pytestmark = [pytest.mark.cpu_device, pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaWarning")]
@@ -73,3 +73,14 @@ def test_a_function_of_the_host_may_launch_them_and_numba_is_left_as_it_was():
     assert examine(exercise, launcher).passed
     assert (cuda.device_array, type(from_the_package).__getitem__) == before
     assert examine(exercise, lambda a, s, out: launcher(a, 2 * s, out)).mistake == "writes twice as much"
+
+
+def test_numba_is_itself_again_where_a_check_compiles_for_a_gpu():
+    before = cuda.device_array
+    with numba_kernels.numba_on_cpu():
+        assert cuda.device_array is not before
+        with numba_kernels.numba_itself():
+            assert cuda.device_array is before
+        assert cuda.device_array is not before
+    with numba_kernels.numba_itself():
+        assert cuda.device_array is before

@@ -2,10 +2,15 @@
 
 from dataclasses import asdict, replace
 
+import nbformat
 import pytest
 
 from labkit.course import notebooks, prose
 from labkit.course.lessons import LessonResult, kept_path
+from labkit.measure.roofline import Limits
+
+COURSE_GPU = "NVIDIA H200"  # of made-up recordings, whose ladders a lesson shows
+COURSE_LIMITS = Limits(COURSE_GPU, 4200.0, 65.0, "measured", 430.0, 860.0)
 
 RESULT = LessonResult(
     name="00_first",
@@ -44,6 +49,11 @@ def keep(course, chapter, result=RESULT, outputs=(), text=None):
 def ship(chapter, outputs=(), text=None):
     """As the course's built notebook."""
     notebooks.write_notebook(executed(chapter, outputs, text), chapter.built)
+
+
+def plotted(figure):
+    """A figure as the output of a cell."""
+    return nbformat.v4.new_output("display_data", data={"image/svg+xml": figure.svg(), "text/plain": figure.summary})
 
 
 def add_term(course, name, means, lesson="first", **more):

@@ -8,7 +8,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import registry as courses
 from labkit.course import site
 from tests import browser
-from tests.course.site.pages import add_term, keep, ship, strict
+from tests.course.site.pages import add_term, keep, plotted, ship, strict
 
 pytestmark = browser.needed_to("open the site")
 
@@ -255,6 +255,61 @@ def test_a_lesson_is_printed_whole_and_without_what_only_a_screen_needs(opened, 
            " && one.scrollWidth > one.clientWidth + 1).length")
     assert page.evaluate(cut) == 0
     assert page.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.sweep
+def test_a_ladder_shows_the_readers_gpu_and_the_choice_is_kept(opened, course_dir, atlas):
+    from labkit.measure import plots
+
+    course = courses.load(course_dir)
+    for chapter in course.chapters:
+        ship(chapter, [plotted(plots.ladder(atlas["matmul"], None)), plotted(plots.ladder(atlas["vector_add"], None))])
+    index = site.write(course)
+    for width in browser.WIDTHS:
+        page = opened(index.parent / "00_first.html", width)
+        product, addition = page.locator(".ladder").all()
+
+        def shown(ladder):
+            return [image.get_attribute("alt").split(". ")[-1] for image in ladder.locator("img:visible").all()]
+
+        assert product.get_by_label("Your GPU").input_value() == "" and not page.locator(".bound:visible").count()
+        course_plots = [shown(each) for each in (product, addition)]
+        assert all("Measured on NVIDIA H200" in text for (text,) in course_plots)
+        product.get_by_label("Your GPU").select_option(label="NVIDIA GeForce RTX 4060")
+        (own,) = shown(product)
+        assert own.startswith("Measured on NVIDIA GeForce RTX 4060") and not product.locator(".bound:visible").count()
+        assert addition.get_by_label("Your GPU").input_value() == "nvidia-geforce-rtx-4060"  # one choice for all
+        assert "not a measurement" in addition.locator(".bound:visible").inner_text()
+        assert shown(addition) == course_plots[1]  # below the bound
+        assert axe_complaints(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+        page.goto((index.parent / "01_second.html").as_uri())
+        assert shown(page.locator(".ladder").first) == [own]
+        page.emulate_media(media="print", color_scheme="dark")
+        assert shown(page.locator(".ladder").first) == [own] and page.locator(".bound:visible").count() == 1
+        assert not page.locator(".ladder select:visible").count()
+        page.emulate_media(media="screen")
+        page.get_by_label("Your GPU").first.select_option("tesla-t4")
+        assert page.locator(".bound:visible").count() == 2
+        page.get_by_label("Your GPU").first.select_option("nvidia-h200")  # whose ladders the page has
+        assert [shown(each) for each in page.locator(".ladder").all()] == course_plots
+        page.evaluate("localStorage.setItem('labkit-gpu', 'a GPU that is no longer listed')")
+        page.reload()
+        assert [shown(each) for each in page.locator(".ladder").all()] == course_plots
+        assert page.get_by_label("Your GPU").first.input_value() == ""
+
+
+@pytest.mark.sweep
+def test_without_a_script_a_ladder_is_the_courses(opened, course_dir, atlas):
+    from labkit.measure import plots
+
+    course = courses.load(course_dir)
+    ship(course.chapters[0], [plotted(plots.ladder(atlas["matmul"], None))])
+    page = opened(site.write(course).parent / "00_first.html", java_script_enabled=False)
+    assert page.locator(".ladder img:visible").count() == 1
+    assert "Measured on NVIDIA H200" in page.locator(".ladder img:visible").get_attribute("alt")
+    assert not page.locator(".ladder :is(label, .bound, .instead):visible").count()
 
 
 @pytest.mark.sweep

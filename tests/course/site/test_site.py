@@ -11,9 +11,12 @@ from urllib.parse import quote
 import nbformat
 import pytest
 
-from labkit.course import colab, passages, search, site
+from labkit.course import abilities, passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import show_error, show_time, summarise
+from labkit.measure import gpu_survey
+from labkit.measure.gpu_plans import TARGETS
+from labkit.measure.gpu_survey import Outcome, Survey
 from tests import browser
 from tests.course.site.pages import RESULT, add_term, keep, ship, strict
 
@@ -102,11 +105,35 @@ def test_a_page_says_what_a_link_to_it_shows(course):
 
 
 def test_what_runs_on_which_gpu_is_in_the_header_of_every_page(course, monkeypatch):
-    monkeypatch.setattr(site.colab, "abilities", lambda course: (colab.Ability(course.chapters[0], 3, ()),))
+    all_run = abilities.Ability(course.chapters[0], (), (), {target: abilities.Cell(3, ()) for target in TARGETS})
+    monkeypatch.setattr(site.abilities, "abilities", lambda course, survey: (all_run,))
     folder = site.write(course).parent
     for path in folder.glob("*.html"):
         header = path.read_text(encoding="utf-8").partition('<header class="bar">')[2].partition("</header>")[0]
         assert 'href="gpus.html"' in header, path.name
+
+
+def test_the_page_of_gpus_says_what_was_assembled_and_what_was_run(course, monkeypatch):
+    lacks, spills = Outcome("needs compute capability 9.0 exactly"), Outcome(spills=8)
+    survey = Survey({"nvidia-cuda-nvcc": "13.5"}, "2026-11-28", {},
+                    {"add": {"add_wgmma": dict.fromkeys(TARGETS, lacks) | {"9.0": Outcome()},
+                             "add_naive": dict.fromkeys(TARGETS, Outcome()) | {"7.5": spills}}},
+                    {"GPT-2 in float32": dict.fromkeys(TARGETS, Outcome())})
+    monkeypatch.setattr(gpu_survey, "read", lambda: survey)
+    monkeypatch.setattr(abilities, "uses", lambda chapter: (("add",), ()))
+    ran = {"7.5": {"kernels": {"gpu": "NVIDIA H100", "date": "2026-11-29", "passed": 99, "failed": 1, "skipped": 2}}}
+    monkeypatch.setattr(abilities, "pretended", lambda: ran)
+    folder = site.write(course).parent
+    text = (folder / "gpus.html").read_text(encoding="utf-8")
+    strict(text)
+    assert not site.broken_links(folder)
+    plain = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", text))
+    assert "T4, RTX 20 (7.5): 1 of 2 rungs run. Of the others, 1 needs compute capability 9.0 exactly" in plain
+    assert "H100, H200 (9.0): all 2 rungs run. All models run, in every type" in plain
+    assert "1 of 2" in plain and "Not on 7.5, 8.0, 8.6, 8.9, 10.0, 12.0 : add_wgmma" in plain
+    assert "add_naive runs, but" in plain and "8 bytes on 7.5" in plain
+    assert "assembled by NVIDIA’s ptxas on 2026-11-28 (version 13.5)" in plain
+    assert "T4, RTX 20 (7.5) tests of the kernels 99 1 2 NVIDIA H100 2026-11-29" in plain
 
 
 def test_the_results_say_what_ran_where_and_how_well(course):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
+from labkit.device import gpus
+from labkit.device.gpus import GPUS
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash as module
-from labkit.kernels.attention import flash_mma
 from labkit.kernels.attention.decode import attention_decode, decode_workspace_numbers
 from labkit.kernels.attention.flash import attention_flash, launch_flash, make_flash
 from labkit.kernels.attention.flash_mma import FORMS, mma_form
@@ -171,7 +172,8 @@ def test_what_launchers_refuse():
     for launch in (attention_flash, attention_decode):
         with pytest.raises(ValueError, match="a head has 8 numbers; it must be a multiple of 16, at most 256"):
             launch(qkv, 1, out)
-    with pytest.raises(ValueError, match="242 queries and 242 keys take 234,256 bytes.* 241 x 241"):
+    refused = pytest.raises(ValueError, match="242 queries and 242 keys take 234,256 bytes.* 241 x 241")
+    with gpus.plan_for(gpus.GPUS["h200"]), refused:
         attention_whole_matrix(qkv, 1, out)
     with pytest.raises(TypeError, match="only float16 is allowed"):
         attention_flash_half(qkv, 1, out)
@@ -192,9 +194,7 @@ def test_decode_takes_a_workspace():
         attention_decode(qkv, 1, out, workspace=cuda.device_array(numbers - 1, np.float32))
 
 
-def test_the_form_leaves_no_multiprocessor_without_a_block(monkeypatch):
-    monkeypatch.setattr(module.device, "on_gpu", lambda: True)
-    for one in (module, flash_mma):
-        monkeypatch.setattr(one, "multiprocessors", lambda: 132)
-    assert [module.queries_of_thread(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [1, 1, 4, 4]
-    assert [mma_form(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [(1, 1), (1, 1), (4, 1), (4, 2)]
+def test_the_form_leaves_no_multiprocessor_without_a_block():
+    with gpus.plan_for(GPUS["h200"]):
+        assert [module.flash_form(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [(1, 8), (1, 8), (4, 8), (4, 8)]
+        assert [mma_form(64, 12, rows)[:2] for rows in (16, 128, 1024, 4096)] == [(1, 1), (1, 1), (4, 1), (4, 2)]

@@ -48,7 +48,7 @@ def test_one_token_lies_where_its_page_and_place_say():
     assert gather(cache, np.array([0, 2]), 20)[PAGE + 1, 1, 3] == 5
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.float16])
 def test_inputs_hold_numbers_where_tokens_are_and_nothing_to_read_elsewhere(dtype):
     contexts = (0, 5, 16, 33)
     keys, values, table = paged_inputs(np.random.default_rng(0), contexts, 2, 4, dtype)
@@ -81,8 +81,9 @@ def test_what_is_refused():
                 cuda.device_array(q, dtype), scale)
 
     assert check_paged(*given()) == 2
-    with pytest.raises(TypeError, match="q has dtype float16; only float32 and uint16, which holds bfloat16"):
-        check_paged(*given(dtype=np.float16))
+    assert check_paged(*given(dtype=np.float16)) == 2
+    with pytest.raises(TypeError, match="q has dtype float64; float32, float16, and uint16, which holds bfloat16"):
+        check_paged(*given(dtype=np.float64))
     with pytest.raises(ValueError, match="q has 5 heads and keys 2; the first must be a multiple of the second"):
         check_paged(*given(q=(3, 5, 32)))
     with pytest.raises(ValueError, match=r"keys has shape \(5, 2, 8, 32\); it must be \(pages, K, 16, 32\)"):

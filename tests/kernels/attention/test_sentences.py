@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
-from labkit.device import occupancy
+from labkit.device import gpus, occupancy
 from labkit.kernels.agree import agree, is_poison, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash, flash_mma
@@ -27,6 +27,7 @@ from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matr
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention_sentences import ATTENTION_SENTENCES, ATTENTION_SENTENCES_HALF, begins_of
 from labkit.measure.ops import op as registered
+from tests import spills
 from tests.compiled import ptx_of, resources_of
 
 LAUNCHERS = (attention_sentences_three_launches, attention_sentences_flash, attention_sentences_three_launches_half,
@@ -185,15 +186,16 @@ def test_what_is_refused():
     long = cuda.device_array((1025, 96), np.float16), cuda.device_array((1025, 32), np.float16)
     with pytest.raises(ValueError, match="longest is 1,025; in three launches at most 1,024 tokens are allowed"):
         attention_sentences_three_launches_half(long[0], 1, begins, lengths, 1025, long[1])
-    with pytest.raises(ValueError, match="take 248,064 bytes of shared memory, and a block can have 232,448, 288 tok"):
+    refused = pytest.raises(ValueError, match="take 248,064 bytes of shared memory, and a block can have 232,448, 288 ")
+    with gpus.plan_for(gpus.GPUS["h200"]), refused:
         attention_sentences_whole_matrix(long[0], 1, begins, lengths, 289, long[1])
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.cpu_device
 @pytest.mark.parametrize(("kernel", "lengths", "dtype"), [
-    (make_sentences_flash_half(32, 1, 1, 16, 4), (9, 16), np.float16),
-    (make_sentences_flash_half(32, 4, 2, 64, 1), (150,), np.float16),
+    (make_sentences_flash_half(32, 1, 1, 16, 1, 4), (9, 16), np.float16),
+    (make_sentences_flash_half(32, 4, 2, 64, 2, 1), (150,), np.float16),
     (make_sentences_flash(32, 2), (70,), np.float32)], ids=["short", "long", "float32"])
 def test_no_race_and_no_bank_conflict(kernel, lengths, dtype):
     lengths = np.array(lengths, np.int32)
@@ -216,22 +218,26 @@ def test_the_form_suits_the_sentences_and_leaves_no_sm_without_a_block(monkeypat
     for one in (module, flash_mma):
         monkeypatch.setattr(one, "multiprocessors", lambda: 132)
     form = module.sentences_half_form
-    assert form(32, 12, 64, 128) == (4, 2, 64, 1)  # keys and values are loaded once
-    assert form(32, 12, 1, 128) == (1, 1, 64, 1)
-    assert form(32, 12, 64, 16) == (1, 1, 16, 4)
-    assert form(32, 12, 512, 16) == (1, 1, 16, 4)
-    assert form(32, 12, 1, 16) == (1, 1, 16, 1)
-    assert form(32, 12, 64, 17) == (2, 1, 32, 1)
-    assert form(64, 12, 64, 40) == (4, 1, 48, 1)
-    assert form(128, 12, 64, 128) == (4, 1, 64, 1)
+    assert form(32, 12, 64, 128) == (4, 2, 64, 2, 1)  # keys and values are loaded once
+    assert form(32, 12, 1, 128) == (1, 1, 64, 2, 1)
+    assert form(32, 12, 64, 16) == (1, 1, 16, 1, 4)
+    assert form(32, 12, 512, 16) == (1, 1, 16, 1, 4)
+    assert form(32, 12, 1, 16) == (1, 1, 16, 1, 1)
+    assert form(32, 12, 64, 17) == (2, 1, 32, 1, 1)
+    assert form(64, 12, 64, 40) == (4, 1, 48, 1, 1)
+    assert form(128, 12, 64, 128) == (4, 1, 64, 2, 1)
+
+
+LONG = make_sentences_flash_half(32, 4, 2, 64, 2, 1)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kernel", "dtype", "blocks"), [
-    (make_sentences_flash_half(32, 4, 2, 64, 1), "float16", 3),  # two rounds of 396 hold 64 sentences of 12 heads
-    (make_sentences_flash_half(32, 1, 1, 16, 4), "float16", 4),
-    (make_sentences_flash_half(128, 4, 1, 64, 1), "float16", 2),
+    (LONG, "float16", 3),  # two rounds of 396 hold 64 sentences of 12 heads
+    (make_sentences_flash_half(32, 1, 1, 16, 1, 4), "float16", 4),
+    (make_sentences_flash_half(128, 4, 1, 64, 2, 1), "float16", 2),
     (make_sentences_flash(32, 4), "float32", 3)], ids=["long", "short", "wide", "float32"])
 def test_scores_and_accumulators_stay_in_registers(kernel, dtype, blocks):
-    taken = resources_of(ptx_of(kernel, f"{dtype} 2", "int32 1", "int32 1", f"{dtype} 2", "uint32", "float32"))
+    taken = resources_of(ptx_of(kernel, f"{dtype} 2", "int32 1", "int32 1", f"{dtype} 2", "uint32", "float32"),
+                         spills.allowed(kernel.__name__, (9, 0)) if kernel is LONG else 0)
     assert occupancy.blocks(occupancy.H200, kernel.threads, taken["registers"], kernel.shared_bytes) >= blocks

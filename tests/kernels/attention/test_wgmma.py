@@ -69,11 +69,8 @@ def test_neighbouring_heads_are_not_mixed():
 
 
 def test_the_consumers_are_those_that_are_done_first(monkeypatch):
-    class Device:
-        MULTIPROCESSOR_COUNT = 132
-
-    monkeypatch.setattr(module.device, "on_gpu", lambda: True)
-    monkeypatch.setattr(cuda, "get_current_device", Device, raising=False)
+    monkeypatch.setattr(module.gpus, "chosen_on_gpu", lambda: True)
+    monkeypatch.setattr(module.gpus, "sm_count", lambda: 132)
     for causal, few, many in ((False, (64, 1024), (1536, 2048, 3072, 4096)), (True, (64, 1024, 2048), (4096, 8192))):
         assert {consumers_for(64, rows, 12, causal) for rows in few} == {1}
         assert {consumers_for(64, rows, 12, causal) for rows in many} == {3}

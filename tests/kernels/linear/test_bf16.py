@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from labkit import cuda, device
+from labkit import cuda
+from labkit.device import gpus
+from labkit.device.gpus import GPUS
 from labkit.kernels.agree import agree
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
+from labkit.kernels.elements import BFLOAT16, FLOAT16, FLOAT32
 from labkit.kernels.linear import bf16, swap_ab
 from labkit.kernels.linear.bf16 import (
     arrange_gate_up,
@@ -36,7 +39,8 @@ from labkit.kernels.ops.linear_bf16 import (
 from tests.compiled import HOPPER, ptx_of, resources_of
 from tests.launching import every_rung, run
 
-AS_FLOAT32 = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+ELEMENT = pytest.mark.parametrize("element", [BFLOAT16, FLOAT16, FLOAT32], ids=lambda element: element.name)
+SHORT = pytest.mark.parametrize("element", [BFLOAT16, FLOAT16], ids=lambda element: element.name)  # of 16 bits
 
 
 @pytest.mark.sampled(1)
@@ -45,41 +49,41 @@ def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=2).passed
 
 
-@AS_FLOAT32
+@ELEMENT
 @pytest.mark.parametrize("T", [1, 2, 17, 33, 257])
-def test_any_number_of_rows(T, dtype):
+def test_any_number_of_rows(T, element):
     """Also with columns that 128-bit loads cannot read, with a bias, and as logits."""
     rng = np.random.default_rng(T)
     for N, K in ((3, 260), (24, 264)):
-        x, weight = layer(rng, T, N, K)
+        x, weight = layer(rng, T, N, K, FLOAT16 if element is FLOAT16 else BFLOAT16)
         bias = bfloat16_of(rng.uniform(-1, 1, N))
         expected, sums = linear_bf16_reference(x, weight), sum_error(float64_of(x), float64_of(weight))
-        given = [float32_of(array) for array in (x, weight, bias)] if dtype == "float32" else [x, weight, bias]
-        rounding = 0.0 if dtype == "float32" else 2.0**-8
+        given = [element.array_of(float64_of(array)) for array in (x, weight, bias)]  # exact
         out = float64_of(run(linear, (T, N), given[0].dtype, *given[:2]))
-        assert (np.abs(out - expected) <= sums + rounding * np.abs(expected)).all()
+        assert (np.abs(out - expected) <= sums + element.rounding_error(expected) / 2).all()
         with_bias = expected + float64_of(bias)
         out = float64_of(run(linear, (T, N), given[0].dtype, *given[:2], bias=cuda.to_device(given[2])))
-        assert (np.abs(out - with_bias) <= sums + 1e-6 + rounding * np.abs(with_bias)).all()
+        assert (np.abs(out - with_bias) <= sums + 1e-6 + element.rounding_error(with_bias) / 2).all()
         logits = run(linear, (T, N), np.float32, *given[:2])
         assert (np.abs(logits - expected) <= sums).all()
 
 
-@AS_FLOAT32
+@ELEMENT
 @pytest.mark.parametrize(("T", "N", "K"), [(1, 3, 260), (2, 24, 264), (17, 13, 16), (33, 8, 40)])
-def test_swiglu_of_any_number_of_rows(T, N, K, dtype):
+def test_swiglu_of_any_number_of_rows(T, N, K, element):
     rng = np.random.default_rng(N)
-    gate, up = layer(rng, N, N, K)
-    x = bfloat16_of(rng.uniform(-1.5, 1.5, (T, K)))
+    stored = FLOAT16 if element is FLOAT16 else BFLOAT16
+    gate, up = layer(rng, N, N, K, stored)
+    x = stored.array_of(rng.uniform(-1.5, 1.5, (T, K)))
     gate_up = arrange_gate_up(gate, up)
     expected = linear_swiglu_reference(x, gate_up)[:, :N]
     product = linear_bf16_reference(x, gate)
     np.testing.assert_allclose(expected, product / (1 + np.exp(-product)) * linear_bf16_reference(x, up), rtol=1e-12)
-    if dtype == "float32":
+    if element is FLOAT32:
         x, gate_up = float32_of(x), float32_of(gate_up)
         allowed = 1e-5
     else:
-        allowed = swiglu_tolerance(float64_of(x), float64_of(gate_up))[:, :N]
+        allowed = swiglu_tolerance(float64_of(x), float64_of(gate_up), element)[:, :N]
     out = run(linear_swiglu, (T, N), x.dtype, x, gate_up)
     assert (np.abs(float64_of(out) - expected) <= allowed).all()
 
@@ -146,27 +150,31 @@ def test_the_kernel_is_picked_by_shape_and_gpu(monkeypatch):
                             Shape(T, N // (2 if options else 1), dtype=out_dtype or dtype), bias, **options)
         return getattr(chosen, "func", chosen)
 
-    monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(bf16, "loads_whole", lambda x, weight: x.shape[1] % 8 == 0)
     monkeypatch.setattr(bf16, "aligned", lambda *arrays: True)
-    monkeypatch.setattr(bf16, "missing", lambda needs: "")
-    assert picked(1, 2048, 2048) is picked(8, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
-    assert picked(9, 16384, 2048) is picked(64, 128256, 2048) is picked(128, 2048, 8192) is bf16.swap_ab
-    assert picked(17, 16384, 2048, swiglu=True) is picked(256, 128256, 2048, out_dtype=np.float32) is bf16.swap_ab
-    assert picked(256, 2048, 8192) is picked(33, 2048, 2048) is picked(256, 3072, 2048) is bf16.swap_ab
-    assert picked(17, 16384, 2048, bias=Shape(16384)) is picked(257, 16384, 2048) is bf16.specialised
-    assert picked(257, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
-    assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu
-    assert picked(1024, 2048, 2044) is bf16.by_warp and picked(1024, 2044, 2048) is bf16.by_tensor_cores
-    assert picked(1024, 2048, 2048, dtype=np.float32) is bf16.by_wide_warp
-    assert picked(1024, 2048, 2048, dtype=np.float32, swiglu=True) is bf16.by_warp
-    assert picked(1024, 2048, 2048, out_dtype=np.float32, bias=Shape(2048)) is bf16.by_tensor_cores
-    monkeypatch.setattr(bf16, "missing", lambda needs: "" if needs == bf16.MMA else "no wgmma")
-    assert picked(1024, 2048, 2048) is bf16.pipelined
-    assert picked(1024, 2048, 2048, swiglu=True) is bf16.by_tensor_cores
-    assert picked(1024, 2048, 2048, out_dtype=np.float32) is bf16.by_tensor_cores
-    monkeypatch.setattr(bf16, "missing", lambda needs: "an old GPU")
-    assert picked(1, 2048, 2048) is picked(1024, 2048, 2048) is bf16.by_warp
+    with gpus.plan_for(GPUS["h200"]):
+        assert picked(1, 2048, 2048) is picked(8, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
+        assert picked(9, 16384, 2048) is picked(64, 128256, 2048) is picked(128, 2048, 8192) is bf16.swap_ab
+        assert picked(17, 16384, 2048, swiglu=True) is picked(256, 128256, 2048, out_dtype=np.float32) is bf16.swap_ab
+        assert picked(256, 2048, 8192) is picked(33, 2048, 2048) is picked(256, 3072, 2048) is bf16.swap_ab
+        assert picked(17, 16384, 2048, bias=Shape(16384)) is picked(257, 16384, 2048) is bf16.specialised
+        assert picked(257, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
+        assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu
+        assert picked(1024, 2048, 2044) is bf16.by_warp and picked(1024, 2044, 2048) is bf16.by_tensor_cores
+        assert picked(1024, 2048, 2048, dtype=np.float32) is bf16.by_wide_warp
+        assert picked(1024, 2048, 2048, dtype=np.float32, swiglu=True) is bf16.by_warp
+        assert picked(1024, 2048, 2048, out_dtype=np.float32, bias=Shape(2048)) is bf16.by_tensor_cores
+    for gpu in ("a100", "rtx3060", "l4", "b200", "rtx5090"):  # without wgmma
+        with gpus.plan_for(GPUS[gpu]):
+            assert picked(1024, 2048, 2048) is bf16.pipelined
+            assert picked(1024, 2048, 2048, swiglu=True) is bf16.by_tensor_cores
+            assert picked(1024, 2048, 2048, out_dtype=np.float32) is bf16.by_tensor_cores
+    with gpus.plan_for(GPUS["t4"]):  # without tensor cores for bfloat16
+        assert picked(1, 2048, 2048) is picked(1024, 2048, 2048) is bf16.by_wide_warp
+        assert picked(1, 2048, 2048, swiglu=True) is bf16.by_warp
+        half = {"dtype": np.float16}
+        assert picked(1, 2048, 2048, **half) is picked(4, 2048, 2048, swiglu=True, **half) is bf16.by_tensor_cores
+        assert picked(1024, 2048, 2048, **half) is bf16.pipelined
 
 
 # --- Tiles of wgmma ---------------------------------------------------------------------------------------------------
@@ -177,19 +185,20 @@ SIZES = ((3, 16, 72), (130, 264, 200), (66, 80, 328))  # beyond an edge; two til
 
 @needs_wgmma
 @pytest.mark.sampled(1, sweep=4)
+@SHORT
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["plain", "bias", "float32"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products_of_bfloat16_by_wgmma(tile, kind, size):
+def test_products_by_wgmma(tile, kind, size, element):
     rng = np.random.default_rng(9)
     M, N, K = size
-    x, weight = layer(rng, M, N, K)
+    x, weight = layer(rng, M, N, K, element)
     exact_x, exact = float64_of(x), float64_of(weight)
     expected = exact_x @ exact.T
     if kind == "float32":
         out, allowed = run(multiply_floats, (M, N), np.float32, x, weight, tile=tile), sum_error(exact_x, exact)
     else:
-        bias = bfloat16_of(rng.uniform(-2, 2, N)) if kind == "bias" else None
+        bias = element.array_of(rng.uniform(-2, 2, N)) if kind == "bias" else None
         expected = expected if bias is None else expected + float64_of(bias)
 
         bias = None if bias is None else cuda.to_device(bias)
@@ -197,20 +206,21 @@ def test_products_of_bfloat16_by_wgmma(tile, kind, size):
         def launch(x, weight, out, bias=bias):
             multiply_specialised(x, weight, bias, out, weights=True, tile=tile)
 
-        out = float64_of(run(launch, (M, N), np.uint16, x, weight))
-        allowed = sum_error(exact_x, exact) + 2.0**-8 * np.abs(expected) + 1e-6
+        out = float64_of(run(launch, (M, N), element.dtype, x, weight))
+        allowed = sum_error(exact_x, exact) + element.rounding_error(expected) / 2 + 1e-6
     assert (np.abs(out - expected) <= allowed).all()
 
 
 @needs_wgmma
 @pytest.mark.sampled(1)
+@SHORT
 @pytest.mark.parametrize("size", [(3, 8, 72), (130, 136, 200), (66, 264, 328)])
 @pytest.mark.parametrize("tile", SWIGLU_TILES, ids=str)
-def test_swiglu_by_wgmma(tile, size):
-    x, gate_up = layer_of_two(np.random.default_rng(10), *size)
+def test_swiglu_by_wgmma(tile, size, element):
+    x, gate_up = layer_of_two(np.random.default_rng(10), *size, element)
     expected = linear_swiglu_reference(x, gate_up)
-    out = run(multiply_swiglu, expected.shape, np.uint16, x, gate_up, tile=tile)
-    allowed = swiglu_tolerance(float64_of(x), float64_of(gate_up))
+    out = run(multiply_swiglu, expected.shape, element.dtype, x, gate_up, tile=tile)
+    allowed = swiglu_tolerance(float64_of(x), float64_of(gate_up), element)
     assert (np.abs(float64_of(out) - expected) <= allowed).all()
 
 
@@ -229,11 +239,12 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
 
 @needs_wgmma
 @pytest.mark.sampled(1, sweep=5)
+@SHORT
 @pytest.mark.parametrize("alone", [False, True], ids=["K shared", "K alone"])
 @pytest.mark.parametrize("kind", ["plain", "float32", "swiglu"])
 @pytest.mark.parametrize(("tile", "size"), [(0, (3, 16, 72)), (0, (64, 136, 520)), (1, (66, 264, 200)),
                                             (0, (130, 136, 200)), (2, (130, 72, 328))], ids=str)
-def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, alone):
+def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, alone, element):
     if alone or tile > 0:
         alone = True
         monkeypatch.setattr(swap_ab, "HALF_SMS", 1)
@@ -242,16 +253,16 @@ def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, al
     tile = swap_ab.TILES[tile]
     assert (swap_ab.parts_of(N, K, -(-M // tile.cols))[0] > 1) == (not alone)
     if kind == "swiglu":
-        x, weight = layer_of_two(rng, M, N // 2 + 4, K)
+        x, weight = layer_of_two(rng, M, N // 2 + 4, K, element)
         expected = linear_swiglu_reference(x, weight)[:, : N // 2 + 4]
-        allowed = swiglu_tolerance(float64_of(x), float64_of(weight))[:, : N // 2 + 4]
+        allowed = swiglu_tolerance(float64_of(x), float64_of(weight), element)[:, : N // 2 + 4]
     else:
-        x, weight = layer(rng, M, N, K)
+        x, weight = layer(rng, M, N, K, element)
         expected = float64_of(x) @ float64_of(weight).T
         allowed = sum_error(float64_of(x), float64_of(weight))
         if kind == "plain":
-            allowed = allowed + 2.0**-8 * np.abs(expected) + 1e-6
-    dtype = np.float32 if kind == "float32" else np.uint16
+            allowed = allowed + element.rounding_error(expected) / 2 + 1e-6
+    dtype = np.float32 if kind == "float32" else element.dtype
     out = run(multiply_swap_ab, expected.shape, dtype, x, weight, swiglu=kind == "swiglu", tile=tile,
               scratch=swap_ab.scratch_for(weight.shape))
     out = out if kind == "float32" else float64_of(out)
@@ -317,14 +328,16 @@ def test_refusals_of_wgmma_name_what_is_allowed():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "tile"), [
-    *((kind, tile) for kind in ("bf16", "floats") for tile in TILES), *(("swiglu", tile) for tile in SWIGLU_TILES)],
+    *((kind, tile) for kind in ("plain", "floats") for tile in TILES), *(("swiglu", tile) for tile in SWIGLU_TILES)],
     ids=str)
-def test_accumulators_of_bfloat16_stay_in_registers(kind, tile):
-    kernel = make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged,
-                                    **dict.fromkeys({"bf16", kind}, True))
-    text = ptx_of(kernel, *["uint64 1"] * 3, "float32 1" if kind == "floats" else "uint16 1", "uint64 1",
+@SHORT
+def test_accumulators_stay_in_registers(kind, tile, element):
+    options = {} if kind == "plain" else {kind: True}
+    kernel = make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, element=element, **options)
+    text = ptx_of(kernel, *["uint64 1"] * 3, "float32 1" if kind == "floats" else f"{element.dtype} 1", "uint64 1",
                   *["uint32"] * 4, cc=HOPPER)
-    assert text.count(f"wgmma.mma_async.sync.aligned.m64n{tile.cols}k16.f32.bf16.bf16") in (4, 8)
+    name = {BFLOAT16: "bf16", FLOAT16: "f16"}[element]
+    assert text.count(f"wgmma.mma_async.sync.aligned.m64n{tile.cols}k16.f32.{name}.{name}") in (4, 8)
     taken = resources_of(text)
     assert taken["registers"] <= 168
     assert taken["shared_bytes"] + tile.shared_bytes(kind == "swiglu") <= 232_448, "what a block can have"

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
+from labkit.device import gpus
+from labkit.device.gpus import GPUS
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import few_rows as skinny
 from labkit.kernels.linear import fused
@@ -86,17 +88,19 @@ def test_exact_gelu(launch, depth, in_parts, monkeypatch):
     np.testing.assert_allclose(out.copy_to_host(), expected, atol=4e-3 if half else 1e-5)
 
 
-def test_the_kernel_is_picked_by_shape_and_device(monkeypatch):
+def test_the_kernel_is_picked_by_shape_and_device():
     if not device.on_gpu():
         assert [skinny._pick(rows, 768, 768, np.float32) for rows in (1, 8)] == [fused.fused_naive, fused.fused_tiled]
-    monkeypatch.setattr(device, "on_gpu", lambda: True)
-    assert skinny._pick(16, 768, 768, np.float32) is skinny.skinny
-    assert skinny._pick(1024, 768, 768, np.float32) is fused.fused_pipelined
-    assert skinny._pick(16, 768, 768, np.float16) is skinny.skinny_half
-    assert skinny._pick(1024, 768, 768, np.float16) is skinny.wide_half
-    assert skinny._pick(1024, 769, 768, np.float16) is fused.fused_tiled
-    assert skinny.scratch_size(128, 768, 3072) == fused.scratch_size(128, 768, 3072) > 0
-    assert skinny.scratch_size(1024, 768, 3072, np.float16) == 0
+    for gpu in GPUS.values():
+        with gpus.plan_for(gpu):
+            assert skinny._pick(16, 768, 768, np.float32) is skinny.skinny
+            assert skinny._pick(1024, 768, 768, np.float32) is fused.fused_pipelined
+            assert skinny._pick(16, 768, 768, np.float16) is skinny.skinny_half
+            assert skinny._pick(1024, 768, 768, np.float16) is skinny.wide_half
+            assert skinny._pick(1024, 769, 768, np.float16) is fused.fused_tiled
+    with gpus.plan_for(GPUS["h200"]):
+        assert skinny.scratch_size(128, 768, 3072) == fused.scratch_size(128, 768, 3072) > 0
+        assert skinny.scratch_size(1024, 768, 3072, np.float16) == 0
 
 
 def test_refusals_say_what_is_allowed():

@@ -35,9 +35,10 @@ def test_parts_cover_the_depth(size):
 
 
 def test_parts_fill_the_multiprocessors():
-    parts, _ = fused.parts_of(128, 768, 3072)
-    assert 6 * parts >= 0.9 * gpus.sm_count()
-    assert fused.parts_of(4096, 3072, 768)[0] == 1  # there are tiles enough
+    with gpus.plan_for(gpus.GPUS["h200"]):
+        parts, _ = fused.parts_of(128, 768, 3072)
+        assert 6 * parts >= 0.9 * gpus.sm_count()
+        assert fused.parts_of(4096, 3072, 768)[0] == 1  # there are tiles enough
 
 
 @pytest.mark.sweep

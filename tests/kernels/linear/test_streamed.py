@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.device import gpus
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.elements import BFLOAT16, FLOAT32
+from labkit.kernels.elements import BFLOAT16, ELEMENTS, FLOAT16, FLOAT32
 from labkit.kernels.linear import streamed
 from labkit.kernels.linear.bf16 import arrange_gate_up
 from labkit.kernels.linear.streamed import by_tensor_cores, by_thread, by_warp, by_wide_warp, check_linear, make_tensor
@@ -40,7 +41,7 @@ WAYS = {
 
 
 @pytest.mark.sampled(1, by="dtype")
-@pytest.mark.parametrize(("way", "dtype"), [(way, dtype) for way in WAYS for dtype in ("bfloat16", "float32")
+@pytest.mark.parametrize(("way", "dtype"), [(way, dtype) for way in WAYS for dtype in ("bfloat16", "float16", "float32")
                                             if (way, dtype) != ("tensor cores", "float32")])
 def test_bias_is_added_before_the_one_rounding(way, dtype):
     check_bias(way, dtype)
@@ -54,15 +55,16 @@ def test_one_warp_an_output_of_float32():
 def check_bias(way, dtype):
     launch, options = WAYS[way]
     rng = np.random.default_rng(2)
-    x, weight = layer(rng, 3, 13, 40)
-    bias = bfloat16_of(rng.uniform(-2, 2, 13))
+    element = FLOAT16 if dtype == "float16" else BFLOAT16
+    x, weight = layer(rng, 3, 13, 40, element)
+    bias = element.array_of(rng.uniform(-2, 2, 13))
     exact = float64_of(x) @ float64_of(weight).T
     expected = exact + float64_of(bias)
     sums = sum_error(float64_of(x), float64_of(weight)) + 1e-6
     if dtype == "float32":
         x, weight, bias = (float64_of(array).astype(np.float32) for array in (x, weight, bias))
     out = float64_of(run(launch, x, weight, bias, x.dtype, **options))
-    once = 0.0 if dtype == "float32" else 2.0**-8 * np.abs(expected)  # half of the gap between neighbours
+    once = ELEMENTS[x.dtype].rounding_error(expected) / 2  # half of the gap between neighbours
     assert (np.abs(out - expected) <= once + sums).all()
 
 
@@ -95,15 +97,16 @@ def test_an_output_has_the_same_bits_for_any_number_of_tokens_and_any_tiles(monk
 
 @pytest.mark.sampled(0, sweep=3)
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize("element", [BFLOAT16, FLOAT16], ids=lambda element: element.name)
 @pytest.mark.parametrize("kind", ["rounded", "float32", "swiglu"])
-def test_every_tile_at_sizes_that_are_no_multiple_of_it(tokens, rows, kind, monkeypatch):
+def test_every_tile_at_sizes_that_are_no_multiple_of_it(tokens, rows, kind, element, monkeypatch):
     monkeypatch.setattr(streamed, "tiles_for", lambda *_: (tokens, rows))
     T, N, K = 8 * tokens + 3, 16 * rows + 8, 2120  # the first warp has a second turn, of which 72 steps are there
-    x, weight = layer(np.random.default_rng(5), T, N, K)
+    x, weight = layer(np.random.default_rng(5), T, N, K, element)
     exact_x, exact = float64_of(x), float64_of(weight)
     if kind == "swiglu":
-        gate, up = weight, bfloat16_of(float64_of(weight)[::-1])
-        out = poisoned((T, N), np.uint16)
+        gate, up = weight, element.array_of(float64_of(weight)[::-1])
+        out = poisoned((T, N), element.dtype)
         arrays = [cuda.to_device(array) for array in (x, arrange_gate_up(gate, up))]
         elements = check_linear(*arrays, None, out.array, swiglu=True)
         by_tensor_cores(*arrays, None, out.array, elements, swiglu=True)
@@ -112,12 +115,12 @@ def test_every_tile_at_sizes_that_are_no_multiple_of_it(tokens, rows, kind, monk
         product = exact_x @ exact.T
         silu = product / (1 + np.exp(-product))
         expected, scale = silu * product[:, ::-1], np.abs(product[:, ::-1]) + np.abs(silu)
-        allowed = 2.0**-7 * (np.abs(expected) * 2 + scale * 0.02 + np.abs(product * product[:, ::-1]))
+        allowed = element.eps * (np.abs(expected) * 2 + scale * 0.02 + np.abs(product * product[:, ::-1]))
         assert (np.abs(float64_of(found) - expected) <= allowed + 1e-5).all()
         return
     floats = kind == "float32"
-    out = run(by_tensor_cores, x, weight, out_dtype=np.float32 if floats else np.uint16)
-    allowed = (sum_error if floats else linear_tolerance)(exact_x, exact)
+    out = run(by_tensor_cores, x, weight, out_dtype=np.float32 if floats else element.dtype)
+    allowed = sum_error(exact_x, exact) if floats else linear_tolerance(exact_x, exact, element)
     assert (np.abs(float64_of(out) - exact_x @ exact.T) <= allowed).all()
 
 
@@ -125,14 +128,17 @@ def test_every_tile_at_sizes_that_are_no_multiple_of_it(tokens, rows, kind, monk
     (1, 2048, (1, 1)), (8, 128256, (1, 1)), (9, 2048, (2, 1)), (16, 16384, (2, 2)), (17, 2048, (4, 1)),
     (17, 3072, (4, 2)),     (256, 16384, (4, 2))])
 def test_blocks_read_x_no_more_often_than_they_must(tokens, rows, tiles):
-    assert streamed.tiles_for(tokens, rows) == tiles
+    with gpus.plan_for(gpus.GPUS["h200"]):
+        assert streamed.tiles_for(tokens, rows) == tiles
 
 
 def test_refusals_name_the_argument():
     def ones(*shape, dtype=np.uint16):
         return cuda.to_device(np.ones(shape, dtype))
 
-    with pytest.raises(TypeError, match="x has dtype float16; float32 and uint16, which holds bfloat16, are allowed"):
+    with pytest.raises(TypeError, match="x has dtype float64; float32, float16, and uint16, which holds bfloat16, are"):
+        check_linear(ones(1, 8, dtype=np.float64), ones(3, 8), None, ones(1, 3))
+    with pytest.raises(TypeError, match="weight has dtype uint16; only float16"):
         check_linear(ones(1, 8, dtype=np.float16), ones(3, 8), None, ones(1, 3))
     with pytest.raises(TypeError, match="weight has dtype float32; only uint16"):
         check_linear(ones(1, 8), ones(3, 8, dtype=np.float32), None, ones(1, 3))

@@ -7,17 +7,26 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree, guarded, poisoned, to_device
 from labkit.kernels.dtypes import bfloat16_of, float32_of
+from labkit.kernels.elements import FLOAT16
 from labkit.kernels.norm import rmsnorm as norms
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
-from labkit.kernels.ops.rmsnorm import ADD_RMSNORM, ADD_RMSNORM_BF16, RMSNORM, RMSNORM_BF16
+from labkit.kernels.ops.rmsnorm import (
+    ADD_RMSNORM,
+    ADD_RMSNORM_BF16,
+    RMSNORM,
+    RMSNORM_BF16,
+    add_rmsnorm_op,
+    rmsnorm_op,
+)
 from tests.launching import ones
 
-OPS = (RMSNORM, RMSNORM_BF16, ADD_RMSNORM, ADD_RMSNORM_BF16)
+RMSNORM_F16, ADD_RMSNORM_F16 = rmsnorm_op("rmsnorm_f16", FLOAT16), add_rmsnorm_op("add_rmsnorm_f16", FLOAT16)
+OPS = (RMSNORM, RMSNORM_BF16, RMSNORM_F16, ADD_RMSNORM, ADD_RMSNORM_BF16, ADD_RMSNORM_F16)
 
 
 def usual(op, launcher):
-    """The last rung in bfloat16 is what a model runs; the others are a sweep."""
-    return op is ADD_RMSNORM_BF16 and launcher is norms.add_rmsnorm_fused
+    """The last rung in 16 bits is what a model runs; the others are a sweep."""
+    return op in (ADD_RMSNORM_BF16, ADD_RMSNORM_F16) and launcher is norms.add_rmsnorm_fused
 
 
 @pytest.mark.parametrize(("op", "launcher"), [
@@ -95,10 +104,9 @@ def test_a_view_at_an_odd_address():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", [RMSNORM, RMSNORM_BF16, RMSNORM_F16], ids=lambda op: op.name)
 @pytest.mark.parametrize("columns", [8, 255, 256, 576, 1023, 2048, 2056, 3072, 5120, 8192, 16384])
-def test_every_width(columns, dtype):
-    op = RMSNORM if dtype == "float32" else RMSNORM_BF16
+def test_every_width(columns, op):
     assert agree(op, [norms.rmsnorm_registers], sizes=({"T": 5, "C": columns},), seed=6).passed
 
 
@@ -111,8 +119,10 @@ def test_rows_of_zeros_stay_zeros():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(TypeError, match="x has dtype float16; float32 and uint16, which holds bfloat16, are allowed"):
-        rmsnorm(ones(2, 8, dtype=np.float16), ones(8), ones(2, 8))
+    with pytest.raises(TypeError, match="x has dtype float64; float32, float16, and uint16, which holds bfloat16, are"):
+        rmsnorm(ones(2, 8, dtype=np.float64), ones(8), ones(2, 8))
+    with pytest.raises(TypeError, match="weight has dtype float32; only float16 is allowed"):
+        rmsnorm(ones(2, 8, dtype=np.float16), ones(8), ones(2, 8, dtype=np.float16))
     with pytest.raises(TypeError, match="weight has dtype float32; only uint16 is allowed"):
         rmsnorm(ones(2, 8, dtype=np.uint16), ones(8), ones(2, 8, dtype=np.uint16))
     with pytest.raises(ValueError, match=r"weight has shape \(7,\); it must be \(8,\)"):

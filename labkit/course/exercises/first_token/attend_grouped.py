@@ -70,6 +70,7 @@ import numpy as np
 from labkit.course.exercises import Edit, KernelExercise, Reach, asks, at, shuffles, uniform
 from labkit.course.exercises.llama_by_hand import ALL_LANES
 from labkit.kernels.attention.pages import attend_reference
+from labkit.kernels.elements import FLOAT32
 from labkit.kernels.ops.pages import rounding_errors
 
 SIZE, MOST = 32, 8
@@ -144,7 +145,7 @@ EXERCISE = KernelExercise(
     sizes=tuple({"H": H, "K": K, "N": N} for H, K, N in ((1, 1, 1), (4, 2, 5), (3, 3, 4), (6, 2, 9), (8, 1, 33))),
     random_size=lambda rng: {"H": 6, "K": 3, "N": int(rng.integers(10, 30))},
     launch=lambda H, K, N: (K, SIZE),
-    tolerance=lambda q, keys, values: 2 * _attended(q, keys, values, rounding_errors(False, SIZE)),
+    tolerance=lambda q, keys, values: 2 * _attended(q, keys, values, rounding_errors(FLOAT32, SIZE)),
     observe_sizes=(ATTENDED,),
     demand=_loads_shared,
     domain=(at("each head of queries has keys of its own", H=2, K=2, N=6),

@@ -189,7 +189,7 @@ from labkit.models.llama import Config, Kernels, Llama, SingleSequence
 from labkit.models.load import tensors
 
 folder = find_root() / "tests" / "golden" / "llama" / "llama3"
-model = Llama(Config.read(folder / "config.json"), tensors(folder))
+model = Llama(Config.read(folder / "config.json"), tensors(folder), "bfloat16")
 if embed_rows is not None:
     mine = model.with_kernels(Kernels(embedding=lambda ids, table, out, stream=0: embed_rows(ids, table, out)))
     logits = [SingleSequence(each, 16)([3, 1, 4, 1, 5]).copy_to_host() for each in (model, mine)]

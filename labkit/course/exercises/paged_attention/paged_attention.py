@@ -69,6 +69,7 @@ def paged_attention(q, keys, values, page_table, lengths, out, scale):
 from labkit.course.exercises import Edit, KernelExercise, asks, shuffles
 from labkit.course.exercises.paged_attention import DOMAIN, attention_inputs
 from labkit.kernels.attention.paged import paged_decode_reference
+from labkit.kernels.elements import FLOAT32
 from labkit.kernels.ops.paged_decode import tolerance_decode
 
 ATTENDED = {"B": 1, "S": 32, "H": 2, "KV": 1, "D": 64}  # with one sequence, S is its length
@@ -98,7 +99,7 @@ EXERCISE = KernelExercise(
     sizes=SMALL_ATTENTION,
     random_size=lambda rng: {"B": int(rng.integers(1, 4)), "S": int(rng.integers(17, 60)), "H": 4, "KV": 2, "D": 32},
     launch=lambda B, S, H, KV, D: ((H, B), 32),
-    tolerance=lambda *inputs: 2 * tolerance_decode(*inputs, bf16=False),
+    tolerance=lambda *inputs: 2 * tolerance_decode(*inputs, element=FLOAT32),
     observe_sizes=(ATTENDED,),
     demand=_loaded_once,
     domain=DOMAIN,

@@ -1,0 +1,99 @@
+"""The tests and the lessons on a GPU that labkit takes for an older one, so that code for the older one runs.
+
+    python scripts/pretended.py                     all, into data/pretended.json
+    python scripts/pretended.py 7.5 --only engine   some of it; what else the file holds stays
+
+With LABKIT_PRETEND=7.5 labkit chooses kernels as on a T4 and compiles PTX for compute capability 7.5; the driver
+assembles it for the GPU that is there. It shows that the choices and the code are right, not how fast they are.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from labkit._common.files import write_text
+from labkit._common.paths import REPOSITORY
+
+RECORD = REPOSITORY / "data" / "pretended.json"
+TARGETS = ("7.5", "8.0", "8.6", "8.9")
+SUITES = ("kernels", "models", "engine")
+WITH_LESSONS = ("7.5", "8.6")  # the two with the least shared memory
+LESSONS_AT_ONCE = 6  # nothing that a lesson times is kept
+
+RUN_LESSONS = f"""
+import json, sys
+from labkit.course import registry
+from labkit.course.lessons import run_lessons
+course = registry.load()
+results = run_lessons(course, course.pick([]), "gpu", at_once={LESSONS_AT_ONCE},
+                      on_end=lambda chapter, result: print(chapter.name, result.problem or "passed", flush=True))
+json.dump({{result.name: result.problem for result in results}}, open(sys.argv[1], "w"))
+"""
+
+
+def counts(report: Path) -> dict:
+    """{"passed", "failed", "skipped", "failures"} of pytest's report in JUnit's format."""
+    cases = [case for suite in ElementTree.parse(report).getroot() for case in suite.iter("testcase")]
+    failures = [f"{case.get('classname')}::{case.get('name')}" for case in cases
+                if case.find("failure") is not None or case.find("error") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {"passed": len(cases) - len(failures) - skipped, "failed": len(failures), "skipped": skipped,
+            "failures": failures}
+
+
+def run_suite(suite: str, environment: dict) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{suite}",
+                        f"--junitxml={report}"], cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL)
+        return counts(report)
+
+
+def run_lessons(environment: dict) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "lessons.json"
+        subprocess.run([sys.executable, "-c", RUN_LESSONS, str(report)], cwd=REPOSITORY, env=environment)
+        problems = json.loads(report.read_text())
+    failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
+    return {"passed": len(problems) - len(failures), "failed": len(failures), "skipped": 0, "failures": failures}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", default=TARGETS, help="compute capabilities")
+    parser.add_argument("--only", nargs="+", default=[*SUITES, "lessons"], choices=[*SUITES, "lessons"])
+    parser.add_argument("--out", type=Path, default=RECORD)
+    options = parser.parse_args()
+    from labkit import device
+    from labkit.measure.machine import machine
+
+    if not device.on_gpu():
+        print("this needs an NVIDIA GPU", file=sys.stderr)
+        return 2
+    record = json.loads(options.out.read_text()) if options.out.exists() else {}
+    facts = machine()
+    stamp = {"gpu": facts["gpu"], "date": datetime.date.today().isoformat(), "numba-cuda": facts["numba-cuda"],
+             "driver": facts["driver"]}
+    failed = 0
+    for target in options.targets:
+        environment = {**os.environ, "LABKIT_PRETEND": target, "LABKIT_DEVICE": "gpu", "LABKIT_PROGRESS": "0"}
+        for part in options.only:
+            if part == "lessons" and target not in WITH_LESSONS:
+                continue
+            found = run_lessons(environment) if part == "lessons" else run_suite(part, environment)
+            record.setdefault(target, {})[part] = stamp | found
+            write_text(options.out, json.dumps(record, indent=1) + "\n")
+            print(target, part, {name: found[name] for name in ("passed", "failed", "skipped")}, *found["failures"],
+                  sep="\n  ", flush=True)
+            failed += found["failed"]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""What runs on which GPU: a sample is compiled and assembled here, the sweep does it for everything, and the record
+that the site shows is what both find."""
+
+import re
+
+import numpy as np
+import pytest
+from numba import types
+
+from labkit import cuda
+from labkit.device import compiling, gpus
+from labkit.measure import gpu_matrix, gpu_plans, model_plans, ops
+from labkit.measure.gpu_matrix import HOME, Outcome, Survey
+from labkit.measure.gpu_plans import TARGETS, Form, Plan, Use
+
+# Rungs and models of which a kernel spills though none does on an H200: why, then the bytes stored and loaded.
+COPIES = "without cp.async a copy's values need registers, which the accumulators have taken"
+TIGHT = "its launch bounds are right for the H200, whose assembler just manages with so few registers; others do not"
+OTHER_TILE = "a tile that is not picked on an H200, whose products run on wgmma"
+SPILLS = {
+    "matmul_half_double_buffered": (COPIES, {"7.5": 16}),
+    "matmul_half_three_stage": (COPIES, {"7.5": 16}),
+    "linear_pipelined": (COPIES, {"7.5": 32}),
+    "linear_gelu_unfused": (COPIES, {"7.5": 32}),
+    "linear_gelu_fused": (COPIES, {"7.5": 32}),
+    "linear_gelu_tanh_unfused": (COPIES, {"7.5": 32}),
+    "linear_gelu_tanh_fused": (COPIES, {"7.5": 32}),
+    "linear_residual_unfused": (COPIES, {"7.5": 32}),
+    "linear_residual_fused": (COPIES, {"7.5": 32}),
+    "fused_linear_pipelined": (COPIES, {"7.5": 32}),
+    "fused_linear_gelu_pipelined": (COPIES, {"7.5": 32}),
+    "fused_linear_gelu_erf_pipelined": (COPIES, {"7.5": 332}),
+    "fused_linear_residual_pipelined": (COPIES, {"7.5": 32}),
+    "MiniLM in float32": (COPIES, {"7.5": 332}),
+    "mean_pool_normalized_half_fused": (TIGHT, {"12.0": 8}),
+    "sample_bisection": (TIGHT, {"12.0": 96}),
+    "attention_flash": (TIGHT, {"7.5": 92, "8.0": 60, "8.6": 60, "8.9": 60, "10.0": 8, "12.0": 8}),
+    "attention_causal_flash": (TIGHT, {"7.5": 92, "8.0": 60, "8.6": 60, "8.9": 60, "10.0": 8, "12.0": 8}),
+    "attention_cached_flash": (TIGHT, {"7.5": 92, "8.0": 60, "8.6": 60, "8.9": 60, "10.0": 8, "12.0": 8}),
+    "paged_prefill_flash": (TIGHT, {"7.5": 72, "10.0": 16, "12.0": 16}),
+    "block_fused": (TIGHT, {"7.5": 24, "10.0": 8, "12.0": 8}),
+    "block_half": (OTHER_TILE, {"7.5": 836, "8.0": 16, "8.6": 16, "8.9": 16, "10.0": 24, "12.0": 24}),
+    "GPT-2 in float32": (TIGHT, {"7.5": 24, "10.0": 8, "12.0": 8}),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
+    if compiling.ptxas() is None:
+        pytest.skip("ptxas is not installed")
+
+
+def check(found: Survey):
+    """Everything that a launcher picks is assembled, fits, and spills no more than on an H200; what a GPU lacks by
+    labkit.device.needs is refused, and nothing else."""
+    for form in found.forms:
+        refused = {target for target, taken in found.kernels[form.key].items() if target != "kernel"
+                   and isinstance(taken, str)}
+        assert refused == set(gpu_matrix.forbidden(form)), (form.kernel.__name__, found.kernels[form.key])
+    rows = {rung: targets for rungs in found.rungs.values() for rung, targets in rungs.items()} | found.models
+    for name, targets in rows.items():
+        assert targets[HOME].runs, name
+        for target, outcome in targets.items():
+            assert outcome.runs or outcome.why.startswith("needs compute capability"), f"{name}, {target}: {outcome}"
+            assert not outcome.except_at, f"{name}, {target}: {outcome}"
+            if outcome.spills and not targets[HOME].spills:
+                _, allowed = SPILLS.get(name, ("", {}))
+                assert outcome.spills <= allowed.get(target, 0), f"{name}, {target}: {outcome}"
+
+
+def check_record(found: Survey):
+    """The record says the same. Another version of the compiler may spill other amounts."""
+    record = gpu_matrix.read()
+
+    def said(targets):
+        if record.toolchain == found.toolchain:
+            return targets
+        return {target: each.why for target, each in targets.items()}
+
+    for name, rungs in found.rungs.items():
+        for rung, targets in rungs.items():
+            assert said(record.rungs[name][rung]) == said(targets), f"{rung}: run labkit build --gpus"
+    for name, targets in found.models.items():
+        assert said(record.models[name]) == said(targets), f"{name}: run labkit build --gpus"
+
+
+def test_a_sample_is_assembled_for_every_gpu(compiler):
+    found = gpu_matrix.survey(None, ["broadcast_add", "matmul_bf16"], [])
+    assert len(found.forms) == len(found.kernels) >= 4
+    check(found)
+    check_record(found)
+    assert found.of("matmul_bf16", "matmul_bf16_pipelined", "7.5").why == "needs compute capability 8.0"
+    assert all(outcome.runs for outcome in found.rungs["broadcast_add"]["broadcast_add_strided"].values())
+
+
+@pytest.mark.sweep
+def test_every_kernel_that_is_picked_is_assembled_for_every_gpu(compiler):
+    found = gpu_matrix.survey()
+    check(found)
+    check_record(found)
+
+
+def test_the_record_has_every_rung_and_model():
+    record = gpu_matrix.read()
+    assert {name: list(rungs) for name, rungs in record.rungs.items()} == {
+        op.name: [rung.__name__ for rung in op.rungs] for op in ops.all_ops()}, "run labkit build --gpus"
+    assert list(record.models) == list(model_plans.MODELS)
+    for targets in (*record.models.values(), *(each for rungs in record.rungs.values() for each in rungs.values())):
+        assert list(targets) == list(TARGETS)
+    assert [gpu.capability for gpu in TARGETS.values()] == list(gpus.SUPPORTED)
+
+
+def test_no_exception_is_left_that_nothing_needs():
+    """Of the list of spills, in the record."""
+    record = gpu_matrix.read()
+    rows = {rung: targets for rungs in record.rungs.values() for rung, targets in rungs.items()} | record.models
+    for name, (reason, allowed) in SPILLS.items():
+        assert reason and allowed == {target: one.spills for target, one in rows[name].items() if one.spills}, name
+        assert not rows[name][HOME].spills, name
+
+
+def test_two_targets_share_a_text_only_where_the_compiler_writes_the_same(compiler):
+    (form,) = [use.form for use in gpu_plans.plans_of(ops.op("softmax"))["softmax_naive"][HOME].uses]
+
+    def unnamed(text):
+        return re.sub(r"_Z\w+", "f", text)  # the names of functions count what was compiled
+
+    for target, text in gpu_matrix.texts(form, TARGETS).items():
+        own = compiling.ptx(form.kernel, form.signature, TARGETS[target].arch)
+        assert unnamed(text) == unnamed(own), target
+
+
+def test_code_for_an_older_gpu_does_not_depend_on_what_was_compiled_before(compiler):
+    from labkit.device import ptx
+
+    @cuda.jit
+    def packs(a, out):
+        ptx.store_global_half2(out, 0, a[0], a[1])
+
+    signature = types.void(types.float32[::1], types.float16[::1])
+    for order in ([(9, 0, "a"), (7, 5)], [(7, 5), (9, 0, "a")]):
+        texts = compiling.ptx_for(packs, signature, order)
+        assert "cvt.rn.f16x2.f32" in texts[9, 0, "a"] and "cvt.rn.f16x2.f32" not in texts[7, 5]
+
+
+# --- What is made of it -----------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def made_up(out):
+    out[0] = 1
+
+
+FORM = Form(made_up, None, "key")
+
+
+def plans(threads=128, shared=0, missing="", refused=None, at_home=None) -> dict[str, Plan]:
+    found = {target: Plan(uses={Use(FORM, threads, shared)}) for target in TARGETS}
+    found["7.5"] = Plan(missing, set() if missing else {Use(FORM, threads, shared)}, refused or {})
+    found[HOME].refused = at_home or {}
+    return found
+
+
+@pytest.mark.parametrize(("taken", "how", "expected"), [
+    ([40, 0, 0], {}, Outcome()),
+    ([40, 16, 0], {}, Outcome(spills=16)),
+    ([40, 0, 1024], {"shared": 64_512}, Outcome()),
+    ([40, 0, 1024], {"shared": 64_513},
+     Outcome("made_up needs 65,537 bytes of shared memory; a block can have 65,536")),
+    ([64, 0, 0], {"threads": 1024}, Outcome()),
+    ([65, 0, 0], {"threads": 1024}, Outcome("made_up needs 65 registers for each of 1024 threads")),
+    ("Feature 'x' requires sm_80", {}, Outcome("made_up: Feature 'x' requires sm_80")),
+    (None, {"missing": "needs compute capability 8.0; this GPU has 7.5"}, Outcome("needs compute capability 8.0")),
+    ([40, 0, 0], {"refused": {"M=1": "too long"}}, Outcome(except_at="M=1: too long")),
+    ([40, 0, 0], {"refused": {"M=1": "too long"}, "at_home": {"M=1": "too long"}}, Outcome()),
+])
+def test_what_a_gpu_makes_of_a_rung(taken, how, expected):
+    assert gpu_matrix.outcome(plans(**how), {"key": {"kernel": "made_up", "7.5": taken}}, "7.5") == expected
+
+
+def test_what_has_not_changed_is_not_compiled_again(compiler, monkeypatch):
+    first = gpu_matrix.survey(None, ["volume_add"], [])
+    monkeypatch.setattr(gpu_matrix, "assembled", lambda *_: pytest.fail("compiled again"))
+    assert gpu_matrix.survey(first, ["volume_add"], []).kernels == first.kernels
+    first.toolchain["numba"] = "0.1"
+    with pytest.raises(BaseException, match="compiled again"):
+        gpu_matrix.survey(first, ["volume_add"], [])
+
+
+def test_a_plan_keeps_what_a_launcher_refuses():
+    plan = Plan()
+
+    def work():
+        made_up[1, 32](cuda.device_array(1, np.float32))
+        raise ValueError("too long")
+
+    plan.add("M=1", work)
+    assert plan.refused == {"M=1": "too long"} and not plan.uses
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path):
+    path = tmp_path / "fits.json"
+    assert gpu_matrix.read(path) == Survey()
+    outcomes = {"7.5": Outcome("needs more"), "8.0": Outcome(spills=8), "9.0": Outcome(except_at="M=1: no")}
+    survey = Survey({"numba": "1"}, "2026-11-28", {"k": {"kernel": "made_up", "7.5": [1, 0, 0], "8.0": "refused"}},
+                    {"op": {"op_naive": outcomes}}, {"GPT-2": outcomes})
+    gpu_matrix.write(survey, path)
+    assert gpu_matrix.read(path) == survey

@@ -1,0 +1,26 @@
+"""The script that runs suites and lessons on a GPU taken for an older one."""
+
+import pytest
+
+from tests.scripts import loaded
+
+
+@pytest.fixture(scope="module")
+def pretended():
+    with loaded("pretended") as module:
+        yield module
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.a" name="one"/>
+<testcase classname="tests.a" name="two"><failure message="x"/></testcase>
+<testcase classname="tests.a" name="three"><skipped/></testcase>
+<testcase classname="tests.a" name="four"><error message="x"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_failures_errors_and_skipped_tests_are_counted_apart(pretended, tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    assert pretended.counts(report) == {"passed": 1, "failed": 2, "skipped": 1,
+                                        "failures": ["tests.a::two", "tests.a::four"]}
