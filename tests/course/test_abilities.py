@@ -25,7 +25,8 @@ def test_what_a_lesson_uses_is_what_its_code_imports_and_loads(course):
     assert of(course, "17") == (("vector_add", "softmax"), ())
     assert of(course, "26") == (("gpt2_block",), ())
     assert of(course, "28")[1] == (abilities.MODELS["tiny"],)
-    assert of(course, "36")[1] == (abilities.LLAMAS,)
+    assert of(course, "34")[1] == (abilities.LLAMAS,)
+    assert of(course, "36")[1] == (("Llama in bfloat16",),)
     assert of(course, "38") == ((), (("Llama in float32",),))
 
 
