@@ -294,17 +294,17 @@ def survey_gpus(console) -> None:
     was made is not compiled again."""
     choose_device("cpu")
     from labkit.device.compiling import NoCompiler
-    from labkit.measure import gpu_matrix
+    from labkit.measure import gpu_matrix, gpu_survey
 
     with progress_bar(console, "") as bar:
         task = bar.add_task("Planning", total=None)
         try:
-            found = gpu_matrix.survey(gpu_matrix.read(), progress=lambda what, done, of: bar.update(
+            found = gpu_matrix.survey(gpu_survey.read(), progress=lambda what, done, of: bar.update(
                 task, description=what, completed=done, total=of))
         except NoCompiler as error:
             fail(str(error), code=2)
-    gpu_matrix.write(found)
-    console.print(f"wrote   {paths.shown(gpu_matrix.RECORD)}, {len(found.kernels)} kernels for "
+    gpu_survey.write(found)
+    console.print(f"wrote   {paths.shown(gpu_survey.RECORD)}, {len(found.kernels)} kernels for "
                   f"{len(gpu_matrix.TARGETS)} kinds of GPU")
 
 

@@ -1,8 +1,7 @@
 """Which GPU runs what, found without owning one: every kernel is compiled and assembled for every supported GPU.
 
-    found = survey(read())          # compiles what has changed since the record was made; minutes for all
-    write(found)                    # data/fits.json
-    found.of("matmul_half", "matmul_half_pipelined", "7.5").runs
+    found = survey(gpu_survey.read())    # compiles what has changed since the record was made; minutes for all
+    gpu_survey.write(found)              # data/fits.json
 
 Each rung is planned at all its sizes as on each GPU, and so is each model; what the launchers pick there is compiled,
 assembled by ptxas, and held against what the GPU has. A kernel whose code and compiler are those of the record is not
