@@ -83,6 +83,7 @@ SKIPPED = {
     "need cuda-tile": r"cuda-tile|cuTile",
     "need MiniLM's weights (labkit weights minilm)": r"labkit weights minilm",
     "need a CUDA compiler": r"compiler|ptxas",
+    "need numba-cuda-mlir": r"numba-cuda-mlir",
     "need numba-cuda": r"numba.cuda",
     "need a GPU": r"GPU|compute capability|tensor cores",
 }

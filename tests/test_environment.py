@@ -54,6 +54,13 @@ def test_numba_cuda_is_pinned_in_every_extra_and_left_out_on_a_mac():
         assert requirement.marker.evaluate({"sys_platform": "linux"})
 
 
+def test_the_next_compiler_is_pinned_to_the_release_that_is_mended():
+    (requirement,) = map(Requirement, PYPROJECT["project"]["optional-dependencies"]["mlir"])
+    assert requirement.name == "numba-cuda-mlir" and not requirement.marker.evaluate({"sys_platform": "darwin"})
+    version = str(requirement.specifier).removeprefix("==")
+    assert f"numba-cuda-mlir {version} lacks" in (ROOT / "tests" / "device" / "test_mlir_lacks.py").read_text()
+
+
 def test_readme_begins_with_the_two_commands_and_ci_reads_the_second():
     readme = (ROOT / "README.md").read_text()
     block = re.search(r"^```\w*\n(.*?)^```", readme, re.DOTALL | re.MULTILINE).group(1)

@@ -142,13 +142,14 @@ def test_simt_is_a_library_of_its_own():
 
 
 def test_the_facade_is_the_only_way_to_cuda():
-    # These choose the device or talk to Numba's compiler, on a machine without a GPU as well; the series on the CPU
-    # device times Numba's simulator, in a process of its own.
+    # These choose the device or talk to a compiler of GPU code, on a machine without a GPU as well; the series on the
+    # CPU device times Numba's simulator, in a process of its own.
     allowed = {"labkit.device", *(f"labkit.device.{name}" for name in (
-        "doctor", "ptx_gpu", "compile_target", "compiling", "kernel_key", "kernel_cache", "compile_ahead", "launches",
-        "memory", "quick_launch", "u32_gpu", "unsigned")), "labkit.measure.series.simt"}
+        "doctor", "ptx_gpu", "ptx_mlir", "compile_target", "compiling", "kernel_key", "kernel_cache", "compile_ahead",
+        "gpu_kernels", "quick_launch", "u32_gpu", "u32_mlir", "unsigned", "unsigned_mlir", "mlir")),
+        "labkit.measure.series.simt"}
     assert [module for module, path in MODULES.items() if module not in allowed
-            and any(name == "numba.cuda" or name.startswith("numba.cuda.") for name in code_imports(path))] == []
+            and any(f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")) for name in code_imports(path))] == []
 
 
 @pytest.mark.parametrize("module", ["labkit", "labkit.cli", "labkit.course.registry"])

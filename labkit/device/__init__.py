@@ -1,10 +1,10 @@
 """Which device kernels run on: a GPU through numba.cuda, or the CPU device (labkit.simt). Decided once.
 
-LABKIT_DEVICE=auto|gpu|cpu chooses; auto takes a GPU that works, else the CPU device.
+LABKIT_DEVICE=auto|gpu|cpu chooses; auto takes a GPU that works, else the CPU device. LABKIT_COMPILER=mlir takes
+numba_cuda_mlir.cuda in the place of numba.cuda (labkit.device.compiler).
 """
 
 import functools
-import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -51,6 +51,22 @@ def numba_cuda():
     return cuda
 
 
+def gpu_cuda():
+    """The module `cuda` of the compiler in use (labkit.device.compiler), ready for the course. Raises ImportError where
+    it is not installed, ValueError for an unknown LABKIT_COMPILER."""
+    from labkit.device import compiler
+
+    if not compiler.is_mlir():
+        return numba_cuda()
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # as above
+    from labkit.device import kernel_cache, mlir, quick_launch
+
+    cuda = mlir.cuda()
+    kernel_cache.install_for_mlir()
+    quick_launch.install_for_mlir()
+    return cuda
+
+
 def _align_shared_arrays():
     """Let shared arrays of 16 bytes and more begin at multiples of 16 bytes, as 128-bit accesses, cp.async and ldmatrix
     need. numba-cuda gives an array of float32 four, and whether it begins at sixteen is chance."""
@@ -87,13 +103,19 @@ def _add_rsqrt(cuda):
 
 
 def _gpu_problem():
-    """Why numba.cuda cannot run here, as a sentence; None if it can."""
+    """Why no compiler's cuda can run here, as a sentence; None if one can. Raises ValueError for an unknown
+    LABKIT_COMPILER."""
+    from labkit.device import compiler
+
     if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
         return "NUMBA_ENABLE_CUDASIM is set, so numba.cuda is Numba's simulator"
-    if importlib.util.find_spec("numba_cuda") is None:
-        return "numba-cuda is not installed"
     try:
-        cuda = numba_cuda()
+        if not compiler.installed(compiler.name()):
+            return "numba-cuda is not installed"
+    except ImportError as error:
+        return str(error)
+    try:
+        cuda = gpu_cuda()
         if cuda.is_available():
             return None
         reason = cuda.cuda_error()
@@ -113,7 +135,7 @@ def choice() -> Choice:
         return Choice("cpu", requested, "LABKIT_DEVICE=cpu asks for the CPU device.")
     problem = _gpu_problem()
     if problem is None:
-        return Choice("gpu", requested, "numba.cuda found a GPU that works.")
+        return Choice("gpu", requested, f"{gpu_cuda().__name__} found a GPU that works.")
     if requested == "gpu":
         raise RuntimeError(f"LABKIT_DEVICE=gpu, but {problem}. Run `labkit doctor` to see what is missing.")
     return Choice("cpu", requested, f"{problem[0].upper()}{problem[1:]}.")
@@ -138,7 +160,7 @@ def name() -> str:
 
 def gpu_name() -> str:
     """What the driver calls the GPU."""
-    raw = numba_cuda().get_current_device().name
+    raw = gpu_cuda().get_current_device().name
     return raw.decode() if isinstance(raw, bytes) else str(raw)
 
 

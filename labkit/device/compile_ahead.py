@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from labkit import device
 from labkit._common.cores import cores
-from labkit.device import compile_target, kernel_cache
+from labkit.device import compile_target, compiler, gpu_kernels, kernel_cache
 from labkit.device.kernel_key import instruction_name
 from labkit.simt.kernel import Kernel
 
@@ -56,7 +56,7 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
         compiled = sum(is_kept for _, is_kept in done)
     for kernel, argument_types in needed if load else ():
         with contextlib.suppress(Exception):  # the launch will report the error
-            kernel.compile(argument_types).bind()
+            gpu_kernels.function(kernel, argument_types)
     return compiled
 
 
@@ -194,7 +194,10 @@ def _missing(needed: Iterable[tuple], capability: tuple) -> list[bytes]:
 
 
 def _pickled(job: tuple) -> bytes:
-    from numba.cuda.serialize import NumbaPickler
+    if compiler.is_mlir():
+        from numba_cuda_mlir.numba_cuda.serialize import NumbaPickler
+    else:
+        from numba.cuda.serialize import NumbaPickler
 
     class Pickler(NumbaPickler):
         """By name what another process imports: the instructions of labkit.ptx, which Numba would send by value."""
@@ -221,21 +224,28 @@ def _main() -> None:
     """Of the process that _start_worker starts."""
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # printed output must not be mistaken for an answer
-    device.numba_cuda()
+    device.gpu_cuda()
     _work(jobs, answers, _compile_and_keep)
 
 
 def _compile_and_keep(job: bytes) -> bool:
     """Compile a pickled (kernel, argument types, compute capability, key) and cache it. False if it is another kernel
     here than there, as where a file was edited since."""
-    from numba.cuda import serialize
-    from numba.cuda.dispatcher import _Kernel
+    if compiler.is_mlir():
+        from numba_cuda_mlir.numba_cuda import serialize
+    else:
+        from numba.cuda import serialize
 
     kernel, argument_types, capability, key = serialize.loads(job)
     files = kernel_cache.store()
     if files is None or kernel_cache.key_for(kernel, argument_types, capability) != key:
         return False
     with compile_target.as_if_on(capability):
+        if compiler.is_mlir():
+            kernel.compile(argument_types)  # and keeps it
+            return files.path(key).exists()
+        from numba.cuda.dispatcher import _Kernel
+
         compiled = _Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
         compiled._codelibrary.get_cubin()
         return kernel_cache.keep(files, key, compiled)

@@ -11,6 +11,8 @@ import contextlib
 import functools
 import types
 
+from labkit.device import compiler
+
 
 @contextlib.contextmanager
 def as_if_on(cc: tuple):
@@ -18,6 +20,12 @@ def as_if_on(cc: tuple):
 
     cc: a compute capability, (7, 5). Four numbers, (7, 5, 9, 0): code for the first one, assembled for the second.
     """
+    if compiler.is_mlir():
+        from labkit.device import mlir
+
+        with mlir.as_if_on(cc):
+            yield
+        return
     from numba.cuda import codegen, dispatcher
 
     library = codegen.CUDACodeLibrary
@@ -31,6 +39,11 @@ def as_if_on(cc: tuple):
 
 def answer_with(cc: tuple) -> None:
     """As `as_if_on`, for the rest of the process."""
+    if compiler.is_mlir():
+        from labkit.device import mlir
+
+        mlir.answer_with(cc)
+        return
     from numba.cuda import codegen, dispatcher
 
     library, variant = codegen.CUDACodeLibrary, (*cc[:2], "a" if tuple(cc[:2]) >= (9, 0) else "")
@@ -55,6 +68,10 @@ def _cubin(library, cc=None, *, runs_on: tuple) -> bytes:
 
 def here() -> tuple[int, ...]:
     """The compute capability that kernels are compiled for; of two that as_if_on was given, both."""
+    if compiler.is_mlir():
+        from labkit.device import mlir
+
+        return mlir.compiled_for()
     from numba.cuda import dispatcher
 
     current = dispatcher.get_current_device()

@@ -18,6 +18,7 @@ import types as python_types
 from pathlib import Path
 
 from labkit import device
+from labkit.device import compiler
 from labkit.device.compile_target import as_if_on
 from labkit.simt.ptx import INTRINSICS
 
@@ -29,26 +30,28 @@ class NoCompiler(RuntimeError):
 
 
 @functools.cache
-def _numba_cuda():
+def _gpu_cuda():
+    """The module cuda of the compiler in use."""
     try:
-        return device.numba_cuda()
+        return device.gpu_cuda()
     except ImportError as error:
-        raise NoCompiler(f"numba-cuda is not installed: {error}") from None
+        raise NoCompiler(f"no compiler of GPU code is installed: {error}") from None
 
 
 def _gpu_object(obj, cc):
     """Return the object that replaces a kernel's global when compiling for a GPU."""
     from labkit import cuda
-    from labkit.device import ptx, ptx_gpu, u32, u32_gpu
+    from labkit.device import ptx, u32
 
-    for cpu_module, gpu_module in ((cuda, _numba_cuda()), (ptx, ptx_gpu), (u32, u32_gpu)):
+    gpu_cuda, gpu_ptx = _gpu_cuda(), ptx.of_gpu()
+    for cpu_module, gpu_module in ((cuda, gpu_cuda), (ptx, gpu_ptx), (u32, u32.of_gpu())):
         if obj is cpu_module:
             return gpu_module
     name = getattr(obj, "name", None)
     if isinstance(name, str) and INTRINSICS.get(name) is obj:
-        return getattr(ptx_gpu, name)
+        return getattr(gpu_ptx, name)
     if hasattr(obj, "py_func") and type(obj).__module__.startswith("labkit.simt"):  # a device function
-        return _numba_cuda().jit(device=True)(_for_gpu(obj.py_func, cc))
+        return gpu_cuda.jit(device=True)(_for_gpu(obj.py_func, cc))
     return obj
 
 
@@ -78,36 +81,48 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
 
 def changes(kernel) -> set[tuple]:
     """The compute capabilities at which the code of the kernel's instructions changes."""
-    from labkit.device import needs, ptx_gpu
+    from labkit.device import needs, ptx_lines
 
     used = needs.instructions(kernel) if hasattr(kernel, "py_func") else INTRINSICS  # any, in a Python function
-    return {at for name in used if (at := getattr(getattr(ptx_gpu, name), "changed_at", None))}
+    return {at for name in used if (at := ptx_lines.changed_at(name))}
 
 
 def ptx_for(kernel, signature, ccs, **options) -> dict[tuple, str]:
     """As `ptx`, for several compute capabilities: Numba's part of the work is done once for those for which
-    labkit.device.ptx_gpu writes the same code."""
-    _numba_cuda()
-    from numba.cuda import compiler
-
+    labkit.device.ptx_lines has the same texts."""
+    _gpu_cuda()
     own = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
     options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
+    compiled = _ptx_by_mlir if compiler.is_mlir() else _ptx_by_numba_cuda
     libraries, found = {}, {}
     starts = {(0, 0), *changes(kernel)}
     for cc in ccs:
         front = max(start for start in starts if start <= cc[:2])
+        function = _for_gpu(getattr(kernel, "py_func", kernel), front)
         try:
             with as_if_on(cc):
-                if front not in libraries:
-                    function = _for_gpu(getattr(kernel, "py_func", kernel), front)
-                    libraries[front], _ = compiler._compile_pyfunc_with_fixup(
-                        function, signature, device=False, cc=cc, abi="numba", **options)
-                (found[cc],) = libraries[front].get_asm_strs(cc=cc)
+                found[cc] = compiled(function, signature, cc, libraries, front, options)
         except Exception as error:
             if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
                 raise NoCompiler(f"the CUDA toolkit's compiler is not installed ({INSTALL}): {error!s:.80}") from None
             raise
     return found
+
+
+def _ptx_by_numba_cuda(function, signature, cc, libraries, front, options) -> str:
+    from numba.cuda.compiler import _compile_pyfunc_with_fixup
+
+    if front not in libraries:
+        libraries[front], _ = _compile_pyfunc_with_fixup(function, signature, device=False, cc=cc, abi="numba",
+                                                         **options)
+    (text,) = libraries[front].get_asm_strs(cc=cc)
+    return text
+
+
+def _ptx_by_mlir(function, signature, cc, libraries, front, options) -> str:
+    from labkit.device import mlir
+
+    return mlir.ptx(function, signature, options)
 
 
 @functools.cache

@@ -133,7 +133,7 @@ def pretended() -> GPU | None:
 
 @functools.cache  # Numba looks up the context on each call; all GPUs of a machine are assumed to be alike
 def _present() -> GPU:
-    raw = device.numba_cuda().get_current_device()
+    raw = device.gpu_cuda().get_current_device()
     name = device.gpu_name()
     sheet = sheet_of(name)
     if sheet is None:

@@ -23,7 +23,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labkit.device import compile_target
+from labkit.device import compile_target, compiler, gpu_kernels
 from labkit.device.kernel_key import Fingerprint, Uncacheable, compiler_files, key_of, own_files
 from labkit.simt.settings import user_cache
 from labkit.simt.store import Store
@@ -94,7 +94,7 @@ def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
 
 
 class DiskCache:
-    """Where a dispatcher of numba-cuda loads and saves compiled kernels: its _Cache, over a Store."""
+    """Where a dispatcher loads and saves compiled kernels: what either compiler calls its cache, over a Store."""
 
     cache_path = None
 
@@ -136,7 +136,10 @@ class DiskCache:
 
 
 def _argument_types(signature) -> tuple:
-    from numba.cuda.core import sigutils
+    if compiler.is_mlir():
+        from numba_cuda_mlir.numba_cuda.core import sigutils
+    else:
+        from numba.cuda.core import sigutils
 
     return tuple(sigutils.normalize_signature(signature)[0])
 
@@ -146,13 +149,9 @@ def restore(files: Store, key: str):
     content = files.load(key)
     if content is None:
         return None
-    from numba.cuda import serialize
-    from numba.cuda.dispatcher import _Kernel
-
     try:
-        kernel = _Kernel._rebuild(**serialize.loads(content))
-        kernel.objectmode = False  # as _Kernel's own constructor has it: a dispatcher with signatures asks for it
-        if kernel._codelibrary._cubin_cache:
+        kernel = _rebuilt_by_mlir(content) if compiler.is_mlir() else _rebuilt(content)
+        if kernel is not None:
             return kernel
     except Exception:  # written by something else under the same name; what pickle raises then is anything
         pass
@@ -160,17 +159,52 @@ def restore(files: Store, key: str):
     return None
 
 
+def _rebuilt(content: bytes):
+    from numba.cuda import serialize
+    from numba.cuda.dispatcher import _Kernel
+
+    kernel = _Kernel._rebuild(**serialize.loads(content))
+    kernel.objectmode = False  # as _Kernel's own constructor has it: a dispatcher with signatures asks for it
+    return kernel if kernel._codelibrary._cubin_cache else None
+
+
+def _rebuilt_by_mlir(content: bytes):
+    from numba_cuda_mlir.caching import CachedCompileResult
+    from numba_cuda_mlir.numba_cuda import serialize
+
+    signature, metadata = serialize.loads(content)
+    return CachedCompileResult(signature, metadata) if metadata["cubin"] else None
+
+
 def keep(files: Store, key: str, kernel) -> bool:
     """Save a compiled kernel. False if kernels of its kind cannot be saved, or the disk cannot be written."""
-    if getattr(kernel, "launch_config_sensitive", False) or kernel._codelibrary._linking_files:
-        return False
-    from numba.cuda import serialize
-
     try:
-        content = serialize.dumps(kernel._reduce_states())
+        content = _state_by_mlir(kernel) if compiler.is_mlir() else _state(kernel)
     except Exception:  # Numba refuses some; and whatever else cannot be pickled
         return False
-    return files.save(key, content)
+    return content is not None and files.save(key, content)
+
+
+def _state(kernel) -> bytes | None:
+    from numba.cuda import serialize
+
+    if getattr(kernel, "launch_config_sensitive", False) or kernel._codelibrary._linking_files:
+        return None
+    return serialize.dumps(kernel._reduce_states())
+
+
+# Of what numba-cuda-mlir knows of a compiled kernel: what launches it. Its own cache leaves use_cooperative out.
+METADATA = ("cubin", "ptx", "func_name", "use_cooperative", "needs_nrt", "gpu_target")
+
+
+def _state_by_mlir(kernel) -> bytes | None:
+    from numba_cuda_mlir.numba_cuda import serialize
+
+    metadata = kernel.metadata
+    if metadata["targetoptions"].get("link") or metadata.get("setup_callbacks") or metadata.get("teardown_callbacks"):
+        return None
+    kept = {name: metadata.get(name) for name in METADATA}
+    return serialize.dumps((kernel.signature, kept | {"targetoptions": {}}))
 
 
 def install() -> None:
@@ -180,28 +214,40 @@ def install() -> None:
         from numba.cuda.core.caching import NullCache
         from numba.cuda.dispatcher import CUDADispatcher, _Kernel
 
-        original_init, compile_device = CUDADispatcher.__init__, CUDADispatcher.compile_device
         _Kernel._rebuild, _Kernel._reduce_states  # noqa: B018
+        original = CUDADispatcher.__init__, CUDADispatcher.compile_device
     except (ImportError, AttributeError):
         return
-    if getattr(CUDADispatcher, "_labkit_cache", False):
-        return
+    if not getattr(CUDADispatcher, "_labkit_cache", False):
+        _give_cache(CUDADispatcher, NullCache, *original)
+
+
+def install_for_mlir() -> None:
+    """As `install`, for numba-cuda-mlir."""
+    from numba_cuda_mlir.caching import NullCache
+
+    kind = gpu_kernels.dispatcher_type()
+    if not getattr(kind, "_labkit_cache", False):
+        _give_cache(kind, NullCache, kind.__init__, kind._compile_as_device_callee, "_compile_as_device_callee")
+
+
+def _give_cache(kind: type, no_cache: type, original_init, compile_device, method: str = "compile_device") -> None:
     own_files()
 
     @functools.wraps(original_init)
     def init_with_cache(self, *args, **kwargs):
         original_init(self, *args, **kwargs)
-        if isinstance(getattr(self, "_cache", None), NullCache):
+        if isinstance(getattr(self, "_cache", None), no_cache):
             self._cache = DiskCache(self)
 
     @functools.wraps(compile_device)
-    def with_fingerprint(self, args, return_type=None):
+    def with_fingerprint(self, args, *rest, **options):
         if args not in self.overloads and self not in _first_fingerprints:
             try:
                 _first_fingerprints[self] = Fingerprint().of(self)
             except Exception:  # what cannot be compared cannot have a kernel that is kept, either
                 _first_fingerprints[self] = ""
-        return compile_device(self, args, return_type)
+        return compile_device(self, args, *rest, **options)
 
-    CUDADispatcher.__init__, CUDADispatcher.compile_device = init_with_cache, with_fingerprint
-    CUDADispatcher._labkit_cache = True
+    kind.__init__, kind._labkit_cache = init_with_cache, True
+    setattr(kind, method, with_fingerprint)

@@ -24,10 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.device import compiler
 from labkit.simt import unsigned
 
 FORMAT = 2  # of the key and of the data stored under it
-TRUSTED = ("numba", "numba_cuda", "numpy", "math", "cmath", "operator", "builtins")  # known by their versions
+# Known by their versions.
+TRUSTED = ("numba", "numba_cuda", "numba_cuda_mlir", "numpy", "math", "cmath", "operator", "builtins")
 MAX_ARRAY = 64 << 20  # bytes of an array that a kernel has as a constant
 
 
@@ -150,6 +152,7 @@ class Fingerprint:
         """A kernel or a device function: its function and how it is to be compiled."""
         options = getattr(value, "targetoptions", None)
         options = dict(getattr(value, "options", {}) if options is None else options)
+        options.pop("chip", None)  # numba-cuda-mlir writes here what it compiles for, which is part of the key already
         if options.pop("link", None):
             raise Uncacheable(f"{value.__name__} is linked with files")
         if options.pop("extensions", None):
@@ -205,7 +208,8 @@ class Fingerprint:
 
 
 def _is_numba_type(value) -> bool:
-    return any(kind.__name__ == "Type" and kind.__module__.startswith("numba.") for kind in type(value).__mro__)
+    return any(kind.__name__ == "Type" and kind.__module__.startswith(("numba.", "numba_cuda_mlir."))
+               for kind in type(value).__mro__)
 
 
 def type_text(value) -> str:
@@ -255,8 +259,10 @@ def _loaded_from(name: str) -> str:
 
 
 def _libdevice() -> str:
-    from numba.cuda.cudadrv import libs
-
+    if compiler.is_mlir():
+        from numba_cuda_mlir.numba_cuda.cudadrv import libs
+    else:
+        from numba.cuda.cudadrv import libs
     return libs.get_libdevice()
 
 
@@ -279,8 +285,10 @@ def compiler_files() -> dict[str, str]:
 
 def _settings() -> list[str]:
     """Return the Numba settings that change the compiled code and are not among a kernel's options."""
-    from numba.cuda.core import config
-
+    if compiler.is_mlir():
+        from numba_cuda_mlir.numba_cuda.core import config
+    else:
+        from numba.cuda.core import config
     names = "ENABLE_NRT", "ENABLE_MINOR_VERSION_COMPATIBILITY", "USE_NVIDIA_BINDING", "INCLUDE_PATH"
     return [f"{name}={getattr(config, f'CUDA_{name}', '')!r}" for name in names]
 
@@ -290,17 +298,19 @@ def own_files() -> str:
     """Digest of labkit's files that define instructions. Computed early, so that it matches the imported versions."""
     folder = Path(__file__).parent
     return _digest(*(hashlib.sha256((folder / name).read_bytes()).hexdigest()
-                     for name in ("__init__.py", "compile_target.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py",
-                                  "../simt/unsigned.py", "../simt/runtime/operators.py")))
+                     for name in OWN_FILES))
 
 
-PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
+OWN_FILES = ("__init__.py", "compile_target.py", "ptx_lines.py", "ptx_gpu.py", "ptx_mlir.py", "u32_gpu.py",
+             "u32_mlir.py", "narrowing.py", "unsigned.py", "unsigned_mlir.py", "mlir.py", "../simt/unsigned.py",
+             "../simt/runtime/operators.py")
+PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
 
 
 @functools.cache
 def toolchain() -> str:
     """Everything that takes part in compiling: the versions of Python, of Numba and of the CUDA toolkit."""
-    return _digest(str(FORMAT), sys.implementation.cache_tag or "", sys.version, own_files(),
+    return _digest(str(FORMAT), compiler.name(), sys.implementation.cache_tag or "", sys.version, own_files(),
                    *(f"{name} {_version(name)}" for name in PACKAGES), str(compiler_files()), _str_or_empty(_settings))
 
 

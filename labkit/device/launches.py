@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda, device
+from labkit.device import gpu_kernels
 from labkit.device.lazy import built
 
 
@@ -80,8 +81,7 @@ def record(kernels):
 @contextlib.contextmanager
 def kernels_launched():
     """Yield a list that collects the kernel of each launch on a GPU in the block below, in order."""
-    from numba.cuda.dispatcher import CUDADispatcher as kind
-
+    kind = gpu_kernels.dispatcher_type()
     launched, original = [], kind.configure
 
     def configure(kernel, *shape):
@@ -148,7 +148,7 @@ def planned(work: Callable, recorded: list[Launch] | None = None) -> list[Launch
     """Every launch that work() would make, in order: nothing is compiled and no kernel runs, so that what work() reads
     back from the device is not what it would be. recorded: the list to fill, for work that reads it meanwhile."""
     if device.on_gpu():
-        from numba.cuda.dispatcher import CUDADispatcher as kind
+        kind = gpu_kernels.dispatcher_type()
     else:
         from labkit.simt.kernel import Kernel as kind
     recorded = [] if recorded is None else recorded
@@ -165,10 +165,10 @@ def needed(work: Callable) -> list[tuple]:
     """(kernel, what it is compiled for) of what work() launches, each once, for labkit.device.compile_ahead.prepare:
     nothing is compiled and no kernel runs, so that what work() reads back from the device is not what it would be."""
     if device.on_gpu():
-        from numba.cuda.dispatcher import CUDADispatcher as kind
+        kind = gpu_kernels.dispatcher_type()
 
         def compiled_for(kernel, block, args):
-            return tuple(kernel.typeof_pyval(value) for value in args)
+            return gpu_kernels.argument_types(kernel, args)
     else:
         from labkit.simt.kernel import Kernel as kind
         from labkit.simt.launch import ConfiguredKernel
@@ -197,27 +197,17 @@ def resources(launched: Launch) -> dict | None:
     if not device.on_gpu():
         return None
     kernel = launched.kernel
-    types = tuple(kernel.typeof_pyval(value) for value in launched.args)
-    compiled = kernel.overloads.get(types) or next(reversed(kernel.overloads.values()))
+    types = gpu_kernels.argument_types(kernel, launched.args)
     result = {
         "kernel": kernel.__name__, "grid": list(launched.grid), "block": list(launched.block),
-        "registers": compiled.regs_per_thread, "local_bytes": compiled.local_mem_per_thread,
-        "shared_bytes": compiled.shared_mem_per_block + launched.shared_bytes, "blocks_per_sm": None, "occupancy": None,
+        **gpu_kernels.attributes(kernel, types), "blocks_per_sm": None, "occupancy": None,
     }
+    result["shared_bytes"] += launched.shared_bytes
     try:
-        result["blocks_per_sm"] = int(_blocks_per_sm(compiled, launched))
+        result["blocks_per_sm"] = gpu_kernels.blocks_per_sm(kernel, types, launched.threads, launched.shared_bytes)
         max_threads = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
         warps = -(-launched.threads // 32)
         result["occupancy"] = result["blocks_per_sm"] * warps * 32 / max_threads
-    except Exception:  # another version of numba-cuda: the rest stands
+    except Exception:  # another version of the compiler: the rest stands
         pass
     return result
-
-
-def _blocks_per_sm(compiled, launched: Launch) -> int:
-    function = compiled._codelibrary.get_cufunc()
-    try:
-        return function.kernel.occupancy.max_active_blocks_per_multiprocessor(launched.threads, launched.shared_bytes)
-    except AttributeError:
-        return cuda.current_context().get_active_blocks_per_multiprocessor(function, launched.threads,
-                                                                           launched.shared_bytes)

@@ -8,16 +8,27 @@
 fragments of matrices (ldmatrix) and the tensor cores' products (mma.sync, wgmma); the barriers that go with them.
 `array` is any C-contiguous array and `i` a flat index of an element; addresses need no pointer arithmetic in Python.
 
-On a GPU each is a line of inline PTX (labkit.device.ptx_gpu). On the CPU device each does the same to the same bytes,
+On a GPU each is a line of inline PTX (labkit.device.ptx_lines). On the CPU device each does the same to the same bytes,
 with its bounds checked (labkit.simt.ptx), so that a tensor-core kernel runs, and is tested, on a machine without a GPU.
 `help(ptx.mma_m16n8k16_f32_f16)` says which lane holds what, which GPUs have it, and where the PTX ISA describes it.
 """
 
 from labkit import device
+from labkit.device import compiler
 from labkit.simt.ptx import INTRINSICS
 
+
+def of_gpu():
+    """The GPU's half, of the compiler in use."""
+    if compiler.is_mlir():
+        from labkit.device import ptx_mlir as home
+    else:
+        from labkit.device import ptx_gpu as home
+    return home
+
+
 if device.on_gpu():
-    from labkit.device import ptx_gpu as _home
+    _home = of_gpu()
 else:
     from labkit.simt import ptx as _home
 

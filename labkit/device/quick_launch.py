@@ -13,7 +13,7 @@ A launch is left to Numba where anything is unusual: arguments other than Numba'
 kernel that is compiled for a debugger, for one launch configuration, for a cooperative launch or with extensions; and
 where the driver refuses the launch, so that errors are Numba's own.
 
-`labkit.device` installs it when it imports numba.cuda. The values cached for an array are stored on it.
+`labkit.device` installs it when it imports the compiler's `cuda`. The values cached for an array are stored on it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+
+from labkit.device import compiler, gpu_kernels
 
 CONFIGURATIONS = 1024  # of all kernels, kept at a time; Numba keeps 128, fewer than a step of a model has
 MAX_VIEWS = 64  # of an array, kept
@@ -45,11 +47,18 @@ def _type_id(numba_type) -> int:
 
 
 def _pack(array) -> tuple[int, bytes]:
-    """(the id of its type, what a kernel takes in its place): two pointers that are null, the number of elements,
-    their size, the address, the shape and the strides."""
-    address = array.device_ctypes_pointer.value or 0
-    content = struct.pack(f"<4qQ{2 * array.ndim}q", 0, 0, array.size, array.dtype.itemsize, address, *array.shape,
-                          *array.strides)
+    """(the id of its type, what a kernel takes in its place).
+
+    From numba-cuda: two pointers that are null, the number of elements, their size, the address, the shape and the
+    strides. From numba-cuda-mlir: the address twice, an offset, the shape, and the strides in elements.
+    """
+    address, itemsize = array.device_ctypes_pointer.value or 0, array.dtype.itemsize
+    if compiler.is_mlir():
+        strides = (stride // itemsize for stride in array.strides)
+        content = struct.pack(f"<2Q{1 + 2 * array.ndim}q", address, address, 0, *array.shape, *strides)
+    else:
+        content = struct.pack(f"<4qQ{2 * array.ndim}q", 0, 0, array.size, itemsize, address, *array.shape,
+                              *array.strides)
     packed = kept(array)["packed"] = _type_id(array._numba_type_), content
     return packed
 
@@ -58,8 +67,8 @@ def _pack(array) -> tuple[int, bytes]:
 def _scalars() -> dict[type, tuple]:
     """Python type -> (the id of Numba's type, how to pack a value)."""
     import numpy as np
-    from numba.cuda import types
 
+    types = gpu_kernels.types()
     formats = {int: (types.int64, "q"), float: (types.float64, "d"), bool: (types.boolean, "?7x"),
                np.float32: (types.float32, "f4x"), np.float64: (types.float64, "d"), np.bool_: (types.boolean, "?7x"),
                np.int64: (types.int64, "q"), np.uint64: (types.uint64, "Q"), np.int32: (types.int32, "i4x"),
@@ -72,7 +81,7 @@ def _scalars() -> dict[type, tuple]:
 def packed(args: tuple) -> tuple[tuple, list]:
     """(the ids of the arguments' types, the arguments as bytes). Raises KeyError for an argument that only Numba
     can pass, struct.error for a Python number that does not fit into 64 bits."""
-    array_type, scalars = _array_type(), _scalars()
+    array_type, scalars = gpu_kernels.array_type(), _scalars()
     type_ids, parts = [], []
     for value in args:
         if type(value) is array_type:
@@ -96,13 +105,6 @@ def types_key(args: tuple) -> tuple | None:
         return None
 
 
-@functools.cache
-def _array_type():
-    from numba.cuda.cudadrv.devicearray import DeviceNDArray
-
-    return DeviceNDArray
-
-
 # --- A launch ---------------------------------------------------------------------------------------------------------
 
 
@@ -123,24 +125,40 @@ _free: list[Cell] = [Cell()]  # one for each thread that is launching: the drive
 def function_of(dispatcher, args: tuple):
     """What the driver launches for these arguments, after Numba has launched it once; None where Numba does more than
     to pass the arguments."""
-    from cuda.bindings import driver
-
-    types = tuple(dispatcher.typeof_pyval(value) for value in args)
+    types = gpu_kernels.argument_types(dispatcher, args)
     kernel = dispatcher.overloads.get(types)
     if kernel is None or tuple(kernel.argument_types) != types:
         return None
     if kernel.debug or kernel.cooperative or kernel.extensions or getattr(kernel, "launch_config_sensitive", False):
         return None
-    return driver.CUfunction(int(kernel._codelibrary.get_cufunc().handle))
+    return gpu_kernels.function(dispatcher, types)
+
+
+def _launched(function, shape: tuple, parts: list) -> bool:
+    """Ask the driver for a launch; True if it takes it. shape: the driver's seven numbers of it, and the stream."""
+    content = b"".join(parts)
+    try:
+        cell = _free.pop()
+    except IndexError:
+        cell = Cell()
+    cell.content[: len(content)] = content
+    driver, success = _driver()
+    (error,) = driver.cuLaunchKernel(function, *shape, cell.address, 0)
+    _free.append(cell)
+    return error == success
+
+
+@functools.cache
+def _driver() -> tuple:
+    from cuda.bindings import driver
+
+    return driver, driver.CUresult.CUDA_SUCCESS
 
 
 @functools.cache
 def _configuration_type():
     """Numba's launch configuration with a shorter way to the driver."""
-    from cuda.bindings import driver
     from numba.cuda.dispatcher import _LaunchConfiguration
-
-    launch, success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
 
     class QuickLaunch(_LaunchConfiguration):
         pre_launch_callbacks = ()  # before numba-cuda has them
@@ -157,21 +175,11 @@ def _configuration_type():
                 return super().__call__(*args)
             self._functions["last"] = self._shape  # for labkit fits
             function = self._functions.get(types)
-            if function is not None and not self.pre_launch_callbacks:
-                content = b"".join(parts)
-                try:
-                    cell = _free.pop()
-                except IndexError:
-                    cell = Cell()
-                cell.content[: len(content)] = content
-                (error,) = launch(function, *self._shape, cell.address, 0)
-                _free.append(cell)
-                if error == success:
-                    return None
+            if function is not None and not self.pre_launch_callbacks and _launched(function, self._shape, parts):
+                return
             super().__call__(*args)
             if types not in self._functions:
-                fits = sum(map(len, parts)) <= SLOT * SLOTS
-                self._functions[types] = function_of(self.dispatcher, args) if fits else None
+                self._functions[types] = function_of(self.dispatcher, args) if _fits(parts) else None
 
         def __reduce__(self):
             state = self.__getstate__()  # raises PicklingError where something cannot be sent
@@ -187,6 +195,62 @@ def _configured(dispatcher, griddim, blockdim, stream, sharedmem):
     return _configuration_type()(dispatcher, griddim, blockdim, Stream.from_handle(stream), sharedmem)
 
 
+def _fits(parts: list) -> bool:
+    return sum(map(len, parts)) <= SLOT * SLOTS
+
+
+class MlirLaunch:
+    """A launch configuration of numba-cuda-mlir. It compiles for the types of its arguments, and loads the kernel:
+    what the compiler's own launcher loads is another copy, to which no attribute of this one applies. `original()` is
+    the compiler's own configuration, for arguments that only it can pass."""
+
+    def __init__(self, dispatcher, original, griddim, blockdim, stream, sharedmem):
+        self.dispatcher, self.griddim, self.blockdim = dispatcher, griddim, blockdim
+        self.stream, self.sharedmem = stream, sharedmem
+        self._original, self._shape = original, (*griddim, *blockdim, sharedmem, stream_handle(stream))
+        self._functions = dispatcher.__dict__.setdefault("_labkit_functions", {})
+
+    def __call__(self, *args):
+        try:
+            types, parts = packed(args)
+        except (KeyError, struct.error):
+            return self._original()(*args)
+        function = self._functions.get(types)
+        if function is None:
+            if not _fits(parts) or _is_special(self.dispatcher):
+                return self._original()(*args)
+            function = gpu_kernels.function(self.dispatcher, gpu_kernels.argument_types(self.dispatcher, args))
+            self._functions[types] = function
+        if not _launched(function, self._shape, parts):
+            _require_context()
+            if not _launched(function, self._shape, parts):
+                self._original()(*args)  # so that errors are the compiler's own
+
+
+def _is_special(dispatcher) -> bool:
+    """Whether a launch of numba-cuda-mlir does more than to pass the arguments."""
+    return bool(dispatcher.targetoptions.get("debug") or dispatcher.extensions or dispatcher._requires_launch_config
+                or dispatcher._literal_arg_positions or dispatcher._module_setup_callbacks
+                or any(compiled.metadata.get("use_cooperative") for compiled in dispatcher.overloads.values()))
+
+
+def _require_context() -> None:
+    """Make the GPU's context that of this thread."""
+    from numba_cuda_mlir.numba_cuda.cudadrv import devices
+
+    devices.get_context()
+
+
+def stream_handle(stream) -> int:
+    """The driver's number for a stream: an int, a stream of the compiler or of cuda.core, or one of another library."""
+    if stream is None or isinstance(stream, int):
+        return stream or 0
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        return int((protocol() if callable(protocol) else protocol)[1])
+    return int(stream.handle)
+
+
 # --- Patching Numba ---------------------------------------------------------------------------------------------------
 
 
@@ -195,13 +259,12 @@ def install() -> None:
     version of numba-cuda has no hook for it, nothing changes."""
     try:
         from cuda.bindings import driver
-        from numba.cuda.cudadrv.devicearray import DeviceNDArray
         from numba.cuda.cudadrv.driver import _to_core_stream
         from numba.cuda.dispatcher import CUDADispatcher, _Kernel, _LaunchConfiguration
         from numba.cuda.errors import normalize_kernel_dimensions
 
         driver.cuLaunchKernel, _to_core_stream, _Kernel.argument_types, _LaunchConfiguration.__call__  # noqa: B018
-        reset, reshape, getitem = CUDADispatcher._reset_overloads, DeviceNDArray.reshape, DeviceNDArray.__getitem__
+        reset = CUDADispatcher._reset_overloads
     except (ImportError, AttributeError):
         return
     if getattr(CUDADispatcher, "_labkit_quick", False):
@@ -212,13 +275,49 @@ def install() -> None:
         griddim, blockdim = normalize_kernel_dimensions(griddim, blockdim)
         return _configuration_type()(self, griddim, blockdim, stream, sharedmem)
 
+    CUDADispatcher.configure, CUDADispatcher._reset_overloads = configure, _forgetting(reset)
+    keep_views(gpu_kernels.array_type())
+    CUDADispatcher._labkit_quick = True
+
+
+def install_for_mlir() -> None:
+    """As `install`, for numba-cuda-mlir."""
+    from numba_cuda_mlir.numba_cuda.errors import normalize_kernel_dimensions
+
+    kind = gpu_kernels.dispatcher_type()
+    if getattr(kind, "_labkit_quick", False):
+        return
+    original = kind.configure
+
+    @functools.lru_cache(maxsize=CONFIGURATIONS)
+    def configure(self, griddim, blockdim, stream=0, sharedmem=0, cluster=None):
+        own = functools.partial(original, self, griddim, blockdim, stream or None, sharedmem or None, cluster)
+        if cluster is not None:
+            return own()
+        griddim, blockdim = normalize_kernel_dimensions(griddim, blockdim)
+        return MlirLaunch(self, own, griddim, blockdim, stream, sharedmem or 0)
+
+    kind.configure, kind.recompile = configure, _forgetting(kind.recompile)
+    keep_views(gpu_kernels.array_type())
+    kind._labkit_quick = True
+
+
+def _forgetting(reset):
+    """A dispatcher's method that also forgets which functions the driver has for it."""
+
     @functools.wraps(reset)
     def forget(self):
         self.__dict__.get("_labkit_functions", {}).clear()
         reset(self)
 
+    return forget
+
+
+def keep_views(arrays: type) -> None:
+    """Return the same view of a device array for the same key, so that its cached facts are reused."""
+    reshape, getitem = arrays.reshape, arrays.__getitem__
+
     def view_of(array, key, make):
-        """Return the same view for the same key, so that its cached facts are reused."""
         views = kept(array).setdefault("views", {})
         try:
             if key in views:
@@ -242,8 +341,6 @@ def install() -> None:
             return getitem(self, item)
         return view_of(self, ("slice", item.start, item.stop, item.step), lambda: getitem(self, item))
 
-    DeviceNDArray._labkit_kept = functools.cached_property(lambda self: {})
-    DeviceNDArray._labkit_kept.__set_name__(DeviceNDArray, "_labkit_kept")
-    CUDADispatcher.configure, CUDADispatcher._reset_overloads = configure, forget
-    DeviceNDArray.reshape, DeviceNDArray.__getitem__ = reshape_once, slice_once
-    CUDADispatcher._labkit_quick = True
+    arrays._labkit_kept = functools.cached_property(lambda self: {})
+    arrays._labkit_kept.__set_name__(arrays, "_labkit_kept")
+    arrays.reshape, arrays.__getitem__ = reshape_once, slice_once

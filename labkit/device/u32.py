@@ -10,10 +10,21 @@ Arithmetic on them has Numba's types, but in packages with the rule of labkit.si
 """
 
 from labkit import device
+from labkit.device import compiler
 from labkit.simt.u32 import NAMES
 
+
+def of_gpu():
+    """The GPU's half, of the compiler in use."""
+    if compiler.is_mlir():
+        from labkit.device import u32_mlir as home
+    else:
+        from labkit.device import u32_gpu as home
+    return home
+
+
 if device.on_gpu():
-    from labkit.device import u32_gpu as _home
+    _home = of_gpu()
 else:
     from labkit.simt import u32 as _home
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.device import gpus, launches
+from labkit import device
+from labkit.device import gpu_kernels, gpus, launches
 from labkit.device.quick_launch import kept, types_key
 
 MAX_GRID_YZ = 65_535  # CUDA's limit on the second and third axis of a grid; the first allows 2**31 - 1
@@ -99,7 +99,7 @@ def dynamic_shared(kernel, nbytes: int, *args) -> None:
     types = types_key(args)
     if types is not None and nbytes <= _known.get((kernel, types), -1):
         return
-    numba_types = tuple(kernel.typeof_pyval(arg) for arg in args)
+    numba_types = gpu_kernels.argument_types(kernel, args)
     _allow_on_gpu(kernel, nbytes, numba_types)
     if types is not None:
         _known[kernel, types] = _allowed.get((kernel, numba_types), -1)
@@ -133,14 +133,8 @@ _known: dict[tuple, int] = {}  # the same by types_key, which is faster to compu
 def _allow_on_gpu(kernel, nbytes: int, argument_types: tuple) -> None:
     if nbytes <= _allowed.get((kernel, argument_types), -1) or launches.imagined():
         return
-    from cuda.bindings import driver
-
-    kernel.compile(argument_types)
-    function = kernel.overloads[argument_types]._codelibrary.get_cufunc()
-    (error,) = driver.cuKernelSetAttribute(
-        driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes, function.handle,
-        cuda.get_current_device().id)
-    if error != driver.CUresult.CUDA_SUCCESS:
+    error = gpu_kernels.allow_shared(kernel, argument_types, nbytes)
+    if int(error) != 0:
         raise ValueError(f"{kernel.__name__}: this GPU allows a block less than {nbytes:,} bytes of shared memory "
                          f"({error.name})")
     _allowed[kernel, argument_types] = nbytes

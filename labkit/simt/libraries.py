@@ -65,8 +65,21 @@ VECTOR_TYPES |= {f"{c}{count}": VECTOR_TYPES[f"{scalar}x{count}"]
                  for c, scalar in _C_NAMES.items() for count in (1, 2, 3, 4)}  # fmt: skip
 
 
+# numba-cuda-mlir, which has the same names in packages of its own.
+_MLIR = ("numba_cuda_mlir.cuda", "numba_cuda_mlir.numba_cuda")
+
+
+def as_numba_cuda(module):
+    """The name of one of numba-cuda-mlir's modules as numba-cuda has it; any other as it is."""
+    for package in _MLIR:
+        if module == package or (module or "").startswith(f"{package}."):
+            return f"numba.cuda{module.removeprefix(package)}"
+    return module
+
+
 def counterpart(module, attribute):
     """Ours for a name of numba.cuda's own modules, or None."""
+    module = as_numba_cuda(module)
     if module == "numba.cuda":
         return VECTOR_TYPES.get(attribute) or {"libdevice": libdevice, "fp16": fp16}.get(attribute)
     if module == "numba.cuda.stubs":

@@ -253,7 +253,7 @@ def _may_hold_constants(obj):
 def _is_of_numba_cuda(base):
     """Whether a name that it lacks here may exist on a GPU."""
     if isinstance(base, python_types.ModuleType):
-        return base.__name__.startswith(("numba.cuda", "labkit.cuda", "labkit.simt"))
+        return libraries.as_numba_cuda(base.__name__).startswith(("numba.cuda", "labkit.cuda", "labkit.simt"))
     return isinstance(base, (stubs.Module, stubs.Dim3, stubs.Function, stubs.Value))
 
 
@@ -262,13 +262,16 @@ def _counterpart(base, attribute):
     if not isinstance(base, python_types.ModuleType):
         return None
     stub = libraries.counterpart(base.__name__, attribute)
-    if stub is None and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
+    if stub is None and libraries.as_numba_cuda(base.__name__) in ("numba.cuda", "numba.cuda.cg"):
         stub = getattr(stubs, attribute, None)
     return stub
 
 
 def _on_cpu(obj):
-    """What labkit.ptx or labkit.u32 has on a GPU -> the CPU device's; anything else as it is."""
+    """What labkit.ptx or labkit.u32 has on a GPU -> the CPU device's; a type of numba-cuda-mlir -> Numba's; all else as
+    it is."""
+    if type(obj).__module__.startswith("numba_cuda_mlir.numba_cuda.types"):
+        return getattr(types, str(obj), obj)
     if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
         return obj
     stub = getattr(obj, "cpu_device", None) or libraries.counterpart(

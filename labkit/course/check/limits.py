@@ -77,14 +77,14 @@ class _CompileClock(event.Listener):
 
 @contextlib.contextmanager
 def _listening(*clocks: _CompileClock):
-    """The clocks run with Numba's compiler, and with that of numba.cuda, which has events of its own."""
-    cuda_events = sys.modules.get("numba.cuda.core.event")
+    """The clocks run with Numba's compiler, and with that of GPU code, which has events of its own."""
+    of_gpu = [sys.modules.get(f"{package}.core.event") for package in ("numba.cuda", "numba_cuda_mlir.numba_cuda")]
     with contextlib.ExitStack() as stack:
         for clock in clocks:
             stack.enter_context(event.install_listener("numba:compile", clock))
-            if device.on_gpu() and cuda_events is not None:
-                cuda_events.Listener.register(_CompileClock)
-                stack.enter_context(cuda_events.install_listener("numba-cuda:compiler_lock", clock))
+            for events in filter(None, of_gpu if device.on_gpu() else ()):
+                events.Listener.register(_CompileClock)
+                stack.enter_context(events.install_listener("numba-cuda:compiler_lock", clock))
         yield
 
 

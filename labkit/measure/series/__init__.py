@@ -50,6 +50,7 @@ SERIES = {one.name: one for one in (
            "ladders.block_shapes"),
     Series("matmul_sizes", "matmul", "matmul", {"sizes": (16, 32), "budget_s": 0.01}, "ladders.sizes"),
     Series("index_types", "matmul", "index_types"),
+    Series("compilers", "vector_add", "compilers"),
     *_several("cold_start copy_sizes launch_sizes fair_baseline trace", "bias_gelu_add", "overheads"),
     *_several("streams streams_trace", "vector_add", "streams"),
     *_several("library_products bf16_projection", "matmul", "libraries"),

@@ -1,0 +1,47 @@
+"""The rungs by either compiler. Without a GPU one compiler's processes run the CPU device."""
+
+import json
+
+import pytest
+
+from labkit import device, measure
+from labkit.measure.series import compilers
+
+CHOSEN = ("numba-cuda",)
+
+
+@pytest.mark.cpu_device
+def test_each_rung_is_checked_and_timed_in_turns():
+    found = compilers.compilers(("transpose",), chosen=CHOSEN, rounds=2)
+    assert [row["rung"] for row in found["rows"]] == [
+        rung.__name__ for rung in measure.ops.op("transpose").rungs]
+    for row in found["rows"]:
+        assert row["problem"] == {"numba-cuda": ""}
+        assert len(row["us"]["numba-cuda"]) == 2 and min(row["us"]["numba-cuda"]) > 0
+    assert found["launch"]["numba-cuda"]["bound_us"] > 0 and found["where"] == measure.where()
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("failing, message", [
+    ("raise RuntimeError('a bad rung')", "RuntimeError: a bad rung"),
+    ("raise RuntimeError('CUDA_ERROR_ILLEGAL_ADDRESS')", "RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ("__import__('os')._exit(1)", "the process ended"), ("time.sleep(60)", "no answer in 3 s")])
+def test_a_rung_that_fails_is_recorded_and_the_next_is_checked(monkeypatch, failing, message):
+    patched = f"""\
+def check(op, rung):
+    if rung.endswith("naive"):
+        {failing}
+    return {{"compile_s": None, "problem": ""}}
+compilers.COMMANDS["check"] = check
+compilers.answer"""
+    monkeypatch.setattr(compilers, "CHILD", compilers.CHILD.replace("compilers.answer", patched))
+    monkeypatch.setattr(compilers, "PATIENCE_S", 3 if "sleep" in failing else 60)
+    found = compilers._checked("numba-cuda", "off", [("transpose", "transpose_naive"), ("transpose", "other")], 1)
+    assert found["transpose", "transpose_naive"]["problem"] == message
+    assert found["transpose", "other"] == {"compile_s": None, "problem": ""}
+
+
+@pytest.mark.skipif(device.on_gpu(), reason="about the CPU device")
+def test_without_a_gpu_there_is_nothing_to_compare():
+    assert compilers.compilers(("transpose",)) is None
