@@ -2,6 +2,7 @@
 
     python scripts/pretended.py                     all, into data/pretended.json
     python scripts/pretended.py 7.5 --only engine   some of it; what else the file holds stays
+    python scripts/pretended.py --failed            the recorded failures once more, after they were mended
 
 With LABKIT_PRETEND=7.5 labkit chooses kernels as on a T4 and compiles PTX for compute capability 7.5; the driver
 assembles it for the GPU that is there. It shows that the choices and the code are right, not how fast they are.
@@ -47,12 +48,21 @@ def counts(report: Path) -> dict:
             "failures": failures}
 
 
-def run_suite(suite: str, environment: dict) -> dict:
+def run_tests(tests: list[str], environment: dict) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{suite}",
-                        f"--junitxml={report}"], cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, f"--junitxml={report}"],
+                       cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL)
         return counts(report)
+
+
+def once_more(before: dict, environment: dict) -> dict:
+    """Run the recorded failures again. What now passes, or is skipped for what the GPU lacks, is counted so."""
+    tests = [f"{module.replace('.', '/')}.py::{test}" for module, _, test in
+             (failure.partition("::") for failure in before["failures"])]
+    found = run_tests(tests, environment)
+    assert found["passed"] + found["failed"] + found["skipped"] == before["failed"], found
+    return {**found, "passed": before["passed"] + found["passed"], "skipped": before["skipped"] + found["skipped"]}
 
 
 def run_lessons(environment: dict) -> dict:
@@ -68,6 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", default=TARGETS, help="compute capabilities")
     parser.add_argument("--only", nargs="+", default=[*SUITES, "lessons"], choices=[*SUITES, "lessons"])
+    parser.add_argument("--failed", action="store_true", help="only recorded failures of the suites")
     parser.add_argument("--out", type=Path, default=RECORD)
     options = parser.parse_args()
     from labkit import device
@@ -86,7 +97,11 @@ def main() -> int:
         for part in options.only:
             if part == "lessons" and target not in WITH_LESSONS:
                 continue
-            found = run_lessons(environment) if part == "lessons" else run_suite(part, environment)
+            before = record.get(target, {}).get(part)
+            if options.failed and (part == "lessons" or not before or not before["failed"]):
+                continue
+            found = (once_more(before, environment) if options.failed else
+                     run_lessons(environment) if part == "lessons" else run_tests([f"tests/{part}"], environment))
             record.setdefault(target, {})[part] = stamp | found
             write_text(options.out, json.dumps(record, indent=1) + "\n")
             print(target, part, {name: found[name] for name in ("passed", "failed", "skipped")}, *found["failures"],

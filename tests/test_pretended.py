@@ -24,3 +24,12 @@ def test_failures_errors_and_skipped_tests_are_counted_apart(pretended, tmp_path
     report.write_text(REPORT)
     assert pretended.counts(report) == {"passed": 1, "failed": 2, "skipped": 1,
                                         "failures": ["tests.a::two", "tests.a::four"]}
+
+
+def test_what_was_mended_is_counted_as_what_it_now_is(pretended, monkeypatch):
+    asked = []
+    monkeypatch.setattr(pretended, "run_tests", lambda tests, environment: asked.extend(tests) or {
+        "passed": 1, "failed": 0, "skipped": 1, "failures": []})
+    before = {"passed": 8, "failed": 2, "skipped": 1, "failures": ["tests.kernels.test_a::one[2.0]", "tests.b::two"]}
+    assert pretended.once_more(before, {}) == {"passed": 9, "failed": 0, "skipped": 2, "failures": []}
+    assert asked == ["tests/kernels/test_a.py::one[2.0]", "tests/b.py::two"]

@@ -114,13 +114,14 @@ def _open(name: str, text: str, dtype: str) -> tuple:
         path = folder_of(name)
     else:
         path = folder(name)
-    if (path / CONFIG).is_file() and read_json(path / CONFIG).get("model_type") == ENCODER:
+    kind = read_json(path / CONFIG).get("model_type") if (path / CONFIG).is_file() else None
+    if kind == "gpt2" and dtype == "float16":
+        raise UserError(f"dtype is {dtype!r}; the launches of {name}, a GPT-2, are compared in 'float32'")
+    if kind == ENCODER:
         encoder = Encoder.from_pretrained(path, dtype=dtype)
         return encoder.model, encoder.tokenizer.encode([text])[0].tolist(), path
     loaded = load(name, path=path, dtype=dtype)
     model = loaded.model
-    if isinstance(model, GPT2) and model.dtype != np.float32:
-        raise UserError(f"dtype is {dtype!r}; the launches of {name}, a GPT-2, are compared in 'float32'")
     ids = loaded.tokenizer.encode(text)
     if not ids:
         raise UserError("the prompt has no token; give it a word to begin with")
