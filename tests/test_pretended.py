@@ -1,7 +1,10 @@
 """The script that runs suites and lessons on a GPU taken for an older one."""
 
+import json
+
 import pytest
 
+from labkit._common.paths import REPOSITORY
 from tests.scripts import loaded
 
 
@@ -33,3 +36,12 @@ def test_what_was_mended_is_counted_as_what_it_now_is(pretended, monkeypatch):
     before = {"passed": 8, "failed": 2, "skipped": 1, "failures": ["tests.kernels.test_a::one[2.0]", "tests.b::two"]}
     assert pretended.once_more(before, {}) == {"passed": 9, "failed": 0, "skipped": 2, "failures": []}
     assert asked == ["tests/kernels/test_a.py::one[2.0]", "tests/b.py::two"]
+
+
+def test_the_record_has_every_target_and_no_failure(pretended):
+    record = json.loads((REPOSITORY / "data" / "pretended.json").read_text())
+    for target in pretended.TARGETS:
+        for part in pretended.SUITES:
+            found = record[target][part]
+            assert found["failed"] == 0, (target, part, found["failures"])
+            assert found["passed"] > 400 and found["gpu"].startswith("NVIDIA") and found["date"] >= "2026-11-28"
