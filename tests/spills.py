@@ -9,6 +9,10 @@ SPILLS = {
     "paged_decode_mma_kernel": (56, ((9, 0),), "16 heads: four blocks of an SM hide the latency of pages"),
     "attention_sentences_flash_half_kernel": (
         80, ((8, 6), (9, 0)), "three blocks of an SM, with 168 registers a thread"),
+    "paged_prefill_mma_kernel": (48, ((7, 5),), "heads of 128 by one warp: copies go through registers, all 255 taken"),
+    "logprobs_chunk_kernel": (40, ((7, 5), (8, 6), (9, 0)), "two blocks of 512 threads on an SM, 64 registers each"),
+    "mean_pool_kernel": (8, ((12, 0),), "all rows in flight, for two blocks of an SM"),
+    "sample_bisection_kernel": (96, ((12, 0),), "the assembler's own choice, of 40 registers where 128 are allowed"),
     "pipelined_kernel": (44, ((8, 0), (8, 6), (8, 9), (10, 0), (12, 0)), "two blocks of an SM, with 128 registers a "
                                                                         "thread, before the loop"),
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numba import float32, uint32
 
 from labkit import cuda, u32
-from labkit.device import ptx
+from labkit.device import gpus, ptx
 from labkit.kernels.arguments import fits
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.heads import multiprocessors
@@ -98,8 +98,10 @@ def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int, int]:
     """Return (warps, m_tiles, keys): the tallest tile of queries that `rows` rows need, so that keys and values are
     reused most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
     min_blocks, keys = multiprocessors(), keys_of_tile(size)
-    # The tallest takes a CPU twice as long to compile, and is no faster there.
-    for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
+    # The tallest takes a CPU twice as long to compile, and is no faster there. On 7.5, where copies go through
+    # registers, it would need more than 255 of them.
+    tallest = size <= 64 and min_blocks > 1 and gpus.target().capability > (7, 5)
+    for warps, m_tiles in FORMS if tallest else FORMS[1:]:
         tile_rows = 16 * warps * m_tiles
         if (fits(MmaTile(size, warps, m_tiles, keys)) and tile_rows // 2 < rows
                 and pairs * -(-rows // tile_rows) >= min_blocks):
