@@ -127,14 +127,22 @@ def _ptx_by_mlir(function, signature, cc, libraries, front, options) -> str:
 
 @functools.cache
 def ptxas() -> str | None:
-    """Where ptxas is: on the PATH, or in the wheel nvidia-cuda-nvcc; None where it is not installed."""
-    if (path := shutil.which("ptxas")) is not None:
-        return path
+    """Where ptxas is: in the wheel nvidia-cuda-nvcc, or on the PATH; None where it is not installed."""
     with contextlib.suppress(Exception):
         from cuda import pathfinder
 
-        return pathfinder.find_nvidia_binary_utility("ptxas")
-    return None
+        if (path := pathfinder.find_nvidia_binary_utility("ptxas")) is not None:
+            return path
+    return shutil.which("ptxas")
+
+
+@functools.cache
+def ptxas_version() -> str:
+    """ "13.3.33"; empty where ptxas is not installed."""
+    if ptxas() is None:
+        return ""
+    said = subprocess.run([ptxas(), "--version"], capture_output=True, text=True).stdout
+    return found[1] if (found := re.search(r"\bV([\d.]+)", said)) else ""
 
 
 class Refused(RuntimeError):

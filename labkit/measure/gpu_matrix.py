@@ -24,12 +24,12 @@ from labkit.measure.gpu_plans import TARGETS, Form, Plan, plans_of
 from labkit.measure.gpu_survey import Outcome, Survey
 
 HOME = "9.0"  # a size that a rung refuses here is none of its sizes
-PACKAGES = ("numba", "numba-cuda", "nvidia-cuda-nvcc", "nvidia-nvvm")
+PACKAGES = ("numba", "numba-cuda", "nvidia-nvvm")
 
 
 def toolchain() -> dict[str, str]:
     """The versions of what compiles and assembles."""
-    found = {}
+    found = {"ptxas": compiling.ptxas_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

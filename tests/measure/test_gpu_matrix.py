@@ -25,8 +25,9 @@ def compiler():
 
 
 def check(found: Survey):
-    """Everything that a launcher picks is assembled, fits, and spills nothing but what tests/spills.py allows; what a
-    GPU lacks by labkit.device.needs is refused, and nothing else."""
+    """Everything that a launcher picks is assembled, fits, and spills nothing but what tests/spills.py allows, with the
+    compiler that the record names; what a GPU lacks by labkit.device.needs is refused, and nothing else."""
+    counted = gpu_survey.read().toolchain == found.toolchain
     rungs = [rung for op in ops.all_ops() for rung in op.rungs]
     failed = {kernel for rung in rungs if rung.failed for kernel in kernels_of(rung)}  # these may show it
     for form in found.forms:
@@ -35,7 +36,7 @@ def check(found: Survey):
         assert refused == set(gpu_matrix.forbidden(form)), (name, taken)
         for target in taken.keys() - refused - {"kernel"} if form.kernel not in failed else ():
             most = spills.allowed(name, TARGETS[target].capability)
-            assert taken[target][1] <= most, f"{name} for {target} spills {taken[target][1]} bytes"
+            assert taken[target][1] <= most or not counted, f"{name} for {target} spills {taken[target][1]} bytes"
     rows = {rung: targets for rungs in found.rungs.values() for rung, targets in rungs.items()} | found.models
     for name, targets in rows.items():
         assert targets[HOME].runs, name
