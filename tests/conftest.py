@@ -107,7 +107,7 @@ def has_compiler_wheels() -> bool:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return False
     return all(importlib.util.find_spec("numba_cuda") and _installed(name)
-               for name in ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc"))
+               for name in ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"))
 
 
 def _installed(name: str) -> bool:

@@ -102,14 +102,14 @@ def found(what: str, targets: dict, sizes: dict | None, verbose: bool, progress)
 
 def of_lesson(what: str) -> list | None:
     """The operations of a lesson; None where this names none. Raises UserError for a lesson without operations."""
-    from labkit.course import colab, registry
+    from labkit.course import abilities, registry
     from labkit.measure import ops
 
     course = registry.load()
     if not (what[:1].isdigit() or course.called(what)) or what in ops.HOMES:
         return None
     (chapter,) = course.pick([what])
-    names = colab.operations(chapter)
+    names, _ = abilities.uses(chapter)
     if not names:
         raise UserError(f"lesson {chapter.number} has no operations of the course; for a kernel in it: "
                         f"labkit fits {chapter.source.name}:NAME")

@@ -464,16 +464,9 @@ def test_outside_a_checkout_the_lessons_are_asked_for(tmp_path, monkeypatch):
 
 
 DRIVER = """\
-import sys, types
+import os, sys
 from pathlib import Path
-from types import SimpleNamespace
-device = types.ModuleType("labkit.device")
-device.kind = lambda: "cpu"
-device.name = lambda: "labkit CPU device"
-device.choice = lambda: SimpleNamespace(reason="For a test.")
-sys.modules["labkit.device"] = device
-import labkit
-labkit.device = device
+os.environ["LABKIT_DEVICE"] = "cpu"
 from labkit import cli
 from labkit._common import paths
 root = Path(sys.argv.pop(1))

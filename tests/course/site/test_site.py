@@ -115,7 +115,7 @@ def test_what_runs_on_which_gpu_is_in_the_header_of_every_page(course, monkeypat
 
 def test_the_page_of_gpus_says_what_was_assembled_and_what_was_run(course, monkeypatch):
     lacks, spills = Outcome("needs compute capability 9.0 exactly"), Outcome(spills=8)
-    survey = Survey({"nvidia-cuda-nvcc": "13.5"}, "2026-11-28", {},
+    survey = Survey({"ptxas": "13.5"}, "2026-11-28", {},
                     {"add": {"add_wgmma": dict.fromkeys(TARGETS, lacks) | {"9.0": Outcome()},
                              "add_naive": dict.fromkeys(TARGETS, Outcome()) | {"7.5": spills}}},
                     {"GPT-2 in float32": dict.fromkeys(TARGETS, Outcome())})
