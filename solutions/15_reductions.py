@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 15 · Reductions: exercises
 #
-# Four exercises: a reduction by shuffles, a prediction, a barrier that is missing, and a kernel from a blank page.
+# Five exercises: a reduction by shuffles, a prediction, a barrier that is missing, a test that would have found it, and a
+# kernel from a blank page.
 # `hint("row_range")` gives a hint, and a second call a better one.
 
 # %%
@@ -10,7 +11,7 @@ import math
 import numpy as np
 from numba import float32
 
-from labkit import check, cuda, hint
+from labkit import check, cuda, hint, observe
 
 # %% [markdown]
 # ## 1 · From the lowest to the highest
@@ -146,7 +147,41 @@ def centre(x, out):
 check("centre", centre)
 
 # %% [markdown]
-# ## 4 · From a blank page: distances
+# ## 4 · From a blank page: your CI has no GPU
+#
+# A kernel `row_sums(x, out)` stores the sum of each row of `x` in `out`. It works with any number of blocks of 64
+# threads: block b sums row b, then row b + `gridDim.x`, and so on. Other people will change this kernel, and the machine
+# that runs the project's tests has no GPU.
+#
+# Write the test they need. `assert_row_sums(row_sums)` takes such a kernel and launches it as often as it likes. It
+# raises an AssertionError if a sum is wrong, and also if the kernel has a bug that shows only on some GPUs, or only now
+# and then. If the kernel is right, it returns. A few hundred elements are enough for `x`.
+
+# %%
+assert_row_sums = None  # write the function
+
+
+### BEGIN SOLUTION
+def assert_row_sums(row_sums):
+    rng = np.random.default_rng(0)
+    for rows, columns, blocks in ((3, 130, 2), (2, 5, 2)):  # a second row for a block; rows shorter than a block
+        x = rng.random((rows, columns), dtype=np.float32)
+        out = np.full(rows, np.nan, np.float32)
+        report = observe(row_sums[blocks, 64], x, out)
+        assert report.ok, report.findings[0]
+        assert np.allclose(out, x.sum(axis=1, dtype=np.float64), rtol=1e-5)
+
+
+### END SOLUTION
+
+# %%
+check("assert_row_sums", assert_row_sums)
+
+# %% [markdown]
+# In a project that already has tests, `pytest -p labkit.simt.pytest --cuda-on-cpu --cuda-observe` runs them without a GPU
+# and observes every launch. The project needs no other change.
+#
+# ## 5 · From a blank page: distances
 #
 # $$\text{out}_r = \sqrt{\sum_c (a_{r,c} - b_{r,c})^2}$$
 #

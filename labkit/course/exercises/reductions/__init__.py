@@ -1,5 +1,6 @@
 """
-Four exercises: a reduction by shuffles, a prediction, a barrier that is missing, and a kernel from a blank page.
+Five exercises: a reduction by shuffles, a prediction, a barrier that is missing, a test that would have found it, and a
+kernel from a blank page.
 `hint("row_range")` gives a hint, and a second call a better one.
 """
 
@@ -8,7 +9,7 @@ FIRST_CELL = """import math
 import numpy as np
 from numba import float32
 
-from labkit import check, cuda, hint
+from labkit import check, cuda, hint, observe
 """
 
 
