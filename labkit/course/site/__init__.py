@@ -32,7 +32,8 @@ from labkit.course.site.preview import preview
 
 __all__ = ["broken_links", "shipped", "uses_of", "write"]
 
-DOCUMENTS = ("measured", "teaching")  # Markdown files in data/ that are pages, too
+DOCUMENTS = {"measured": "data/measured.md", "teaching": "data/teaching.md",
+             "simulator": "labkit/simt/README.md"}  # pages that are Markdown files of the repository
 SCRIPTS_AND_STYLES = ("site.css", "site.js", "search.js")
 
 
@@ -76,8 +77,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
         for inner in ("images", "previews", exercise_page.FOLDER):
             (fresh / inner).mkdir()
         templates = _templates()
-        documents = {name: document(course.root / "data" / f"{name}.md", set(pages), repository) for name in DOCUMENTS
-                     if (course.root / "data" / f"{name}.md").is_file()}
+        documents = {name: document(course.root, path, set(pages), repository) for name, path in DOCUMENTS.items()
+                     if (course.root / path).is_file()}
         shared = {
             "course": course, "documents": documents, "pages": pages, "repository": repository, "entries": entries,
             "abilities": able, "free": abilities.FREE, "exercises": exercises, "recorded": recorded,

@@ -257,10 +257,10 @@ def _size(content: bytes, extension: str) -> tuple[int, int]:
 # --- Documents -------------------------------------------------------------------------------------------------------
 
 
-def document(path: Path, lessons: set[str], repository: str) -> tuple[str, Markup]:
-    """Return the title and the HTML of a Markdown file of the course. Its links lead to the repository, if its address
-    is known, and are plain text otherwise."""
-    folder = path.parent.name
+def document(root: Path, path: str, lessons: set[str], repository: str) -> tuple[str, Markup]:
+    """Return the title and the HTML of a Markdown file. path: from the root of the course. Its links lead to the
+    repository, if its address is known, and are plain text otherwise."""
+    folder = path.rpartition("/")[0]
 
     def in_repository(match) -> str:
         text, target = match.groups()
@@ -268,7 +268,7 @@ def document(path: Path, lessons: set[str], repository: str) -> tuple[str, Marku
             return match[0]
         return f"[{text}]({repository}/blob/HEAD/{folder}/{target})" if repository else text
 
-    text = path.read_text(encoding="utf-8")
+    text = (root / path).read_text(encoding="utf-8")
     title, text = text.removeprefix("# ").split("\n", 1)
     text = re.sub(r"!\[[^]]*\]\([^)]*\)|<!--.*?-->", "", text)
     return title, Markup(Markdown(lessons).html(re.sub(r"\[([^]]+)\]\(([^)]+)\)", in_repository, text)))
