@@ -64,7 +64,7 @@ class Watch:
     def __init__(self, most_threads=MOST_THREADS, most_launches=MOST_LAUNCHES, most_steps=MOST_STEPS):
         self.most_threads, self.most_launches, self.most_steps = most_threads, most_launches, most_steps
         self.found, self.unobserved, self.launches = [], Counter(), Counter()
-        self._by_key = {}
+        self._by_key, self._too_long = {}, set()
 
     def __enter__(self):
         self._before, launch.watcher = launch.watcher, self
@@ -76,7 +76,8 @@ class Watch:
     def __call__(self, configured, args):
         kernel = configured.kernel
         threads = int(np.prod(configured.grid)) * int(np.prod(configured.block))
-        if threads > self.most_threads or self.launches[kernel] >= self.most_launches:
+        too_many = threads > self.most_threads or self.launches[kernel] >= self.most_launches
+        if too_many or kernel in self._too_long:
             self.unobserved[kernel.__name__] += 1
             return configured.run(*args)
         afterwards = []
@@ -93,7 +94,7 @@ class Watch:
             self.launches[kernel] += 1
         except KernelTimeout:  # too long for plain Python: from its beginning, compiled
             self.unobserved[kernel.__name__] += 1
-            self.launches[kernel] = self.most_launches
+            self._too_long.add(kernel)
             for array, values in zip(arrays, before, strict=True):
                 array[...] = values
             configured.run(*args)
@@ -124,7 +125,7 @@ def summary(observed, unobserved):
     text = f"{observed:,} launch{'' if observed == 1 else 'es'} observed"
     if unobserved:
         kernels = ", ".join(f"{name} ({count:,})" for name, count in sorted(unobserved.items()))
-        text += f"; too large for it, and run compiled: {kernels}"
+        text += f"; too large or too many, and run compiled: {kernels}"
     return text
 
 
