@@ -38,7 +38,10 @@ A launch
     faults.py     a fault record -> the error, with kernel, line, block and thread
 
 For programs that know nothing of labkit
-    stand_in.py   install(): the CPU device in the place of numba.cuda and numba_cuda_mlir.cuda
+    README.md     for those who come for it alone
+    stand_in/     install(): the CPU device in the place of numba.cuda and numba_cuda_mlir.cuda; LABKIT_SIMT=1
+    __main__.py   python -m labkit.simt script.py
+    pytest.py     the pytest plugin: --cuda-on-cpu, --cuda-observe
 
 In plain Python
     interpreter.py    the same tree, for kernels whose warps wait for one another, and launches whose threads do
