@@ -21,6 +21,7 @@ What a program sees
 From a kernel's source to code
     ir.py         the typed tree of a kernel, which both runs share
     rewrite.py    source -> its tree, in these steps:
+      sources.py      the source of a Python function
       scope.py        what the names of a function mean
       resolve.py      names resolved; what a GPU does not have refused, with the line
       flatten.py      barriers out of expressions; device functions with barriers inlined

@@ -1,5 +1,7 @@
 """The arguments of a launch: which values a kernel takes, and how host arrays travel to it and back."""
 
+import enum
+
 import numba
 import numpy as np
 from numba.core import registry, types
@@ -58,7 +60,9 @@ def host_view(value):
         return value._array[()]
     if isinstance(value, tuple):
         return tuple_like(value, map(host_view, value))
-    return value._array if isinstance(value, DeviceNDArray) else value
+    if isinstance(value, DeviceNDArray):
+        return value._array
+    return host_view(value.value) if isinstance(value, enum.Enum) else value
 
 
 def argument_value(kernel, name, value):
@@ -66,7 +70,7 @@ def argument_value(kernel, name, value):
     who = f"{kernel.__name__}: argument {name!r}"
     value = host_view(value)
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject or value.dtype.kind in "SUOmM":
+        if value.dtype.hasobject:
             raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
         _check_aligned(who, value.dtype)
         return value

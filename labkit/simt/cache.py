@@ -46,8 +46,11 @@ def _store():
     return _store_in(cache_directory())
 
 
-def load_module(name, make_source):
-    """The generated module of this name, from the store, or made and put there. SOURCE is its text."""
+def load_module(name, make_source, objects):
+    """The generated module of this name, from the store, or made and put there. SOURCE is its text.
+
+    objects: what it finds under names that it does not define.
+    """
     cached = _store().load(f"{name}.py")
     source = make_source() if cached is None else cached.decode()
     if cached is None:
@@ -56,6 +59,7 @@ def load_module(name, make_source):
     module.__file__, module.SOURCE = f"<labkit.simt {name}>", source
     linecache.cache[module.__file__] = len(source), None, source.splitlines(keepends=True), module.__file__
     sys.modules[module.__name__] = module
+    vars(module).update(objects)
     exec(compile(source, module.__file__, "exec"), vars(module))
     for function in vars(module).values():
         if isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:

@@ -30,7 +30,7 @@ class CompiledKernel:
         def source():
             return Generator(program, all_types, is_checked(), ordered=ordered, flat=flat).generate()
 
-        self._load(load_module(name, source), all_types)
+        self._load(load_module(name, source, program.objects), all_types)
 
     def _load(self, module, all_types):
         """Compile the generated module for its one signature, or take what the cache has."""
@@ -46,6 +46,10 @@ class CompiledKernel:
             raise type_error(program, error, module.SOURCE) from error
         self.entry = self.function.overloads[signature].entry_point
         self.function.disable_compile()
+
+    @property
+    def cooperative(self):
+        return self.program.cooperative
 
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
         """The largest grid that cg.this_grid().sync() can hold together, in blocks."""
@@ -65,6 +69,7 @@ class InterpretedKernel:
         self.program = program
         self.static_bytes = shared_bytes(program)
 
+    cooperative = CompiledKernel.cooperative
     max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
 
 

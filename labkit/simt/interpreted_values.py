@@ -25,6 +25,10 @@ class _Numpy:
         return member
 
     @staticmethod
+    def ndenumerate(array):
+        return ((position, array[position]) for position in np.ndindex(*array.shape))
+
+    @staticmethod
     def _find(name):
         dtype = (
             np.dtype(name) if name in ("bool_", "float16", "float32", "float64", "complex64", "complex128") else None

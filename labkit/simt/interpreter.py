@@ -210,6 +210,7 @@ class Interpreter:
         namespace = {
             **FUNCTIONS,
             **bound,
+            **p.objects,
             "_tick": self._tick,
             "_local": self._local,
             "_local_of_device": self._local_of_device,

@@ -191,6 +191,7 @@ class Program:
     shared: dict = field(default_factory=dict)
     local: dict = field(default_factory=dict)
     constants: dict = field(default_factory=dict)
+    objects: dict = field(default_factory=dict)  # classes of named tuples, by their names in generated code
     devices: dict = field(default_factory=dict)
     cooperative: bool = False
     has_atomics: bool = False
@@ -325,7 +326,7 @@ def fingerprint_of(program):
         elif isinstance(part, (np.ndarray, DeviceNDArray)):
             parts.append("array")  # a hidden argument: its type is known apart, its values are given at the launch
         else:
-            parts.append(repr(part))
+            parts.append(f"{part!r} {getattr(part, '_fields', '')}" if isinstance(part, type) else repr(part))
 
     walk(program)
     return "\n".join(parts)

@@ -19,8 +19,8 @@ from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
 from labkit.simt.ptx import TensorMap
 from labkit.simt.rewrite import rewrite
-from labkit.simt.scope import read_source
 from labkit.simt.settings import LIMITS, current_order, is_checked
+from labkit.simt.sources import read_source
 
 _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",
                 "get_shared_mem_per_block", "inspect_asm", "inspect_llvm", "inspect_sass", "inspect_types",
@@ -237,7 +237,7 @@ def _quick_typeof(value):
     if type(value) is np.ndarray:
         flags = value.flags
         key = (value.dtype, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.writeable, flags.aligned)
-    elif isinstance(value, np.number):
+    elif isinstance(value, np.number) and not isinstance(value, np.timedelta64):
         key = type(value)
     else:
         return numba.typeof(value)

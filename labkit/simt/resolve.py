@@ -78,11 +78,11 @@ _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 REFUSED_EXPRESSIONS = {
     ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
     ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
-    ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
+    ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
     ast.YieldFrom: "yield", ast.Starred: "a starred expression", ast.NamedExpr: "an assignment expression (:=)",
 }  # fmt: skip
 REFUSED_STATEMENTS = {
-    ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
+    ast.With: "a with statement", ast.Try: "a try statement",
     ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
 }  # fmt: skip
@@ -133,6 +133,9 @@ class Resolver:
         stored = self._cached_store(s)
         if stored is not None:
             return stored
+        if self._grid_group(s.value):
+            self.program.cooperative = True
+            return []
         value = self.expression(s.value)
         return at_line(ast.Expr(value), s) if value is not None else []
 
@@ -425,7 +428,15 @@ class Resolver:
                 setattr(new, name, self.expression(value))
             elif isinstance(value, list):
                 setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
+        if isinstance(node, ast.Compare):
+            new.ops = [self._same(op, value) for op, value in zip(node.ops, node.comparators, strict=True)]
         return new
+
+    def _same(self, op, value):
+        """`is`, of values, is `==`: compiled code has no objects. None alone stays itself."""
+        if isinstance(op, (ast.Is, ast.IsNot)) and self.scope.constant(value) != (True, None):
+            return ast.Eq() if isinstance(op, ast.Is) else ast.NotEq()
+        return op
 
     def _narrow(self, node):
         """An operator by the rule of unsigned.py."""
@@ -498,6 +509,25 @@ class Resolver:
                               count=len(node.args))
         return [bound_nodes[p] for p in stub.params if p in bound_nodes]
 
+    def _spread(self, function, node):
+        """A call f(*t) of a device function with t's elements in its place: as many as parameters are left."""
+        stars = [k for k, a in enumerate(node.args) if isinstance(a, ast.Starred)]
+        if len(stars) != 1:
+            self.scope.refuse(node, "a call takes one starred argument")
+        value = node.args[stars[0]].value
+        if isinstance(value, ast.Tuple):
+            parts = value.elts
+        else:
+            name = self.rewriter.fresh("c")
+            self.names[name] = name
+            self.scope.locals.add(name)
+            self.pending.append(assign(name, self.expression(value), node))
+            left = len(inspect.signature(function).parameters) - len(node.args) + 1 - len(node.keywords)
+            parts = [at_line(ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(k), ast.Load()), node)
+                     for k in range(left)]  # fmt: skip
+        arguments = [*node.args[: stars[0]], *parts, *node.args[stars[0] + 1 :]]
+        return ast.copy_location(ast.Call(node.func, arguments, node.keywords), node)
+
     def _call(self, node):
         func = node.func
         if isinstance(func, ast.Attribute) and func.attr == "sync" and not self.scope.static(func)[0]:
@@ -521,9 +551,12 @@ class Resolver:
         if isinstance(target, stubs.Function):
             return self._call_stub(target, node)
         if is_device_function(target):
+            if any(isinstance(a, ast.Starred) for a in node.args):
+                node = self._spread(target.py_func, node)
             return self._call_device(target.py_func, getattr(target, "signature", None), node)
         resolve = self._merged if target in unsigned.CHOOSING else self.expression
-        arguments = [resolve(a) for a in node.args]
+        arguments = [at_line(ast.Starred(resolve(a.value), ast.Load()), a) if isinstance(a, ast.Starred) else resolve(a)
+                     for a in node.args]  # fmt: skip
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
@@ -537,6 +570,8 @@ class Resolver:
                 self.program.prints |= target is print
                 return self._plain_call(target.__name__, arguments, node)
             self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
+        if target in (np.ndindex, np.ndenumerate):
+            return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if isinstance(target, np.ufunc):
             if target.__name__ not in UFUNCS:
                 name = target.__name__
@@ -558,6 +593,15 @@ class Resolver:
             return self._plain_call(f"_cmath.{target.__name__}", arguments, node)
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)
+        if isinstance(target, type) and issubclass(target, tuple) and hasattr(target, "_fields"):
+            name = next((n for n, known in self.program.objects.items() if known is target), None)
+            name = name or f"_tuple{len(self.program.objects)}"
+            self.program.objects[name] = target
+            given = {k.arg: self.expression(k.value) for k in node.keywords}
+            if set(given) != set(target._fields[len(arguments) :]):
+                self.scope.refuse(node, f"{ast.unparse(func)} takes ({', '.join(target._fields)})")
+            arguments += [given[field] for field in target._fields[len(arguments) :]]
+            return at_line(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
         if isinstance(target, python_types.FunctionType):
             name = ast.unparse(func)
             self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)",

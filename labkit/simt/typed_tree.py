@@ -100,6 +100,8 @@ class _Types:
         flow = _Flow(self, device)
         flow.block(statements, dict(env))
         flow.rewriting = True
+        if device is not None and "_depth" in device.params:  # of its calls of itself nothing is known yet
+            flow.returned = [ty for ty in flow.returned if ty is not None] or flow.returned
         flow.returned = flow.returned and [unified(*flow.returned)]
         flow.block(statements, dict(env))
         return flow.returned[0] if flow.returned else None
@@ -110,11 +112,13 @@ class _Types:
             source = self.program.devices[name]
             env = {**dict.fromkeys(ID_NAMES, types.int64), **dict(zip(source.params, arguments, strict=True))}
             env.update({a.name: _array_type(a, {}) for a in source.local})
-            body = copied(source.body)
-            returned = self.body(body, env, source)
             new = f"{name}_for{len(self.known)}"
+            self.known[name, arguments] = new, None
+            if any(p == "_depth" for p in source.params):  # it calls itself: what its other paths return is known then
+                self.known[name, arguments] = new, self.body(copied(source.body), env, source)
+            body = copied(source.body)
+            self.known[name, arguments] = new, self.body(body, env, source)
             self.specialised[new] = replace(source, name=new, body=body)
-            self.known[name, arguments] = new, returned
         return self.known[name, arguments]
 
 

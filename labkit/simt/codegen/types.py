@@ -133,7 +133,7 @@ def variable_types(plan, device_functions):
     device_functions: the source of a module with the kernel's device functions.
     """
     name, source, arrays = typing_source(plan)
-    namespace = {}
+    namespace = dict(plan.program.objects)
     exec(compile(device_functions, f"<device functions of {name}>", "exec"), namespace)
     exec(compile(source, f"<types of {name}>", "exec"), namespace)
     record = types.Array(types.int64, 1, "C")
