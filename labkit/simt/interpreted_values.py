@@ -241,8 +241,26 @@ class _Integers(_Floats):
             np.ndarray.__setitem__(self, index, converter(self.dtype)(value))
 
 
+class _Records(_Floats):
+    """An array of records: an element is a RecordValue, and a field of all of them an array."""
+
+    def __getitem__(self, index):
+        value = np.ndarray.__getitem__(self, index)
+        return as_typed_array(value) if isinstance(value, np.ndarray) else numbers.RecordValue(value)
+
+    def __getattr__(self, name):
+        if name not in (self.dtype.names or ()):
+            raise AttributeError(f"an array has no attribute {name!r}")
+        return self[name]
+
+    def __setitem__(self, index, value):
+        np.ndarray.__setitem__(self, index, numbers.plain_record(value))
+
+
 def as_typed_array(array):
     """An array as interpreted code takes it."""
+    if array.dtype.names:
+        return np.ndarray.view(array, _Records)
     return np.ndarray.view(array, _Integers if array.dtype.kind in "iu" else _Floats)
 
 

@@ -296,6 +296,8 @@ def bind(scope, function, node):
         bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
     except TypeError as error:
         scope.refuse(node, f"call of device function {function.__name__}: {error}")
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in inspect.signature(function).parameters.values()):
+        scope.refuse(node, f"{function.__name__} takes *args or **kwargs, which device code cannot have")
     definition, _ = read_source(function)
     assigned = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     in_arrays = _names_in_declarations(definition)
@@ -349,8 +351,6 @@ def as_type(obj):
 
 def type_code(ty):
     """Python source for a scalar Numba type."""
-    if isinstance(ty, types.Record):
-        raise UnsupportedError("shared and local arrays of records are not supported on the CPU device")
     return "_np.bool_" if ty == types.boolean else f"_np.{ty.name}"
 
 

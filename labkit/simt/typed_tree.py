@@ -358,6 +358,8 @@ class _Flow:
         if isinstance(ty, types.Array):
             if e.attr in ("shape", "strides"):
                 return types.UniTuple(types.int64, ty.ndim)
+            if isinstance(ty.dtype, types.Record) and e.attr in ty.dtype.fields:
+                return _field_of_all(ty, e.attr)
             return types.int64 if e.attr in ("size", "ndim", "itemsize", "nbytes") else ty if e.attr == "T" else None
         if isinstance(ty, types.Record) and e.attr in ty.fields:
             return ty.typeof(e.attr)
@@ -376,11 +378,13 @@ class _Flow:
             return ty.dtype if isinstance(ty, types.UniTuple) else None
         if not isinstance(ty, types.Array):
             return None
+        if isinstance(constant, str):
+            return _field_of_all(ty, constant)
         parts = e.slice.elts if isinstance(e.slice, ast.Tuple) else [e.slice]
         if isinstance(e.slice, ast.Name) and isinstance(index, types.BaseTuple):
             parts = [ast.Constant(0)] * len(index)
         views = sum(isinstance(part, ast.Slice) for part in parts)
-        if any(isinstance(part, ast.Constant) and part.value is Ellipsis for part in parts):
+        if any(isinstance(part, ast.Constant) and part.value in (Ellipsis, None) for part in parts):
             return None
         left = ty.ndim - len(parts) + views
         return ty.dtype if left == 0 else types.Array(ty.dtype, left, "A") if left > 0 else None
@@ -427,6 +431,15 @@ class _Flow:
         if self.rewriting:
             e.generic, e.function = name, new
         return returned
+
+
+def _field_of_all(ty, name):
+    """The type of a field of all records of an array."""
+    if not isinstance(ty.dtype, types.Record) or name not in ty.dtype.fields:
+        return None
+    field = ty.dtype.typeof(name)
+    is_array = isinstance(field, types.NestedArray)
+    return types.Array(field.dtype if is_array else field, ty.ndim + (field.ndim if is_array else 0), "A")
 
 
 _SCALARS = {name: getattr(types, name) for name in (

@@ -3,6 +3,8 @@
 import ast
 from dataclasses import replace
 
+from numba.core import types
+
 from labkit.simt.codegen.checks import Checker, slot
 from labkit.simt.codegen.collectives import write_read, write_wait
 from labkit.simt.codegen.memory import Memory, itemsize
@@ -21,11 +23,10 @@ from labkit.simt.codegen.plan import (
     reads,
 )
 from labkit.simt.codegen.types import code_name, variable_types
-from labkit.simt.codegen.writer import Writer, device_functions, imports
+from labkit.simt.codegen.writer import Writer, device_functions
 from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.ir import Exit, contains
 from labkit.simt.live_ranges import split_before_joins
-from labkit.simt.scope import type_code
 
 
 def _planned(program, argument_types, checked):
@@ -81,7 +82,7 @@ class Generator:
         self.out.lines[body_start:body_start] = self.memory.carve_masks(self.masks)
         header = [
             f'"""{p.name} ({file_label(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
-            *imports(p),
+            *self.out.header(p),
         ]
         tail = [f"SITES = {self.out.sites!r}", f"SIZES = {self.memory.sizes!r}"]
         if self.out.pretty:
@@ -216,7 +217,11 @@ class Generator:
                 value = f"_vector.{self.plan.kept_vectors[name]}({', '.join(parts)})"
             view = self.plan.kept_views.get(name)
             if view is not None:
-                value = f"_view_of({value}, {type_code(view.dtype)}, {view.layout!r}, {view.mutable})"
+                is_record = isinstance(view, types.Record)
+                of = self.out.type_code(view if is_record else view.dtype)
+                value = f"_record_of({value}, {of})" if is_record else (
+                    f"_view_of({value}, {of}, {view.layout!r}, {view.mutable})"
+                )
             self.out.line(f"{name} = {value}")
 
     def _store(self):

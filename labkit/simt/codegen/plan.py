@@ -372,12 +372,13 @@ class Plan:
         ty = known.get(name)
         if ty is None:
             return  # read, never written: Numba will say so
-        if isinstance(ty, types.Array):  # a view: its address, shape and strides
-            self.kept[name] = [(f"_v{name}_{k}", types.int64) for k in range(1 + 2 * ty.ndim)]
+        if isinstance(ty, (types.Array, types.Record)):  # a view: its address, shape and strides
+            count = 1 + 2 * getattr(ty, "ndim", 0)
+            self.kept[name] = [(f"_v{name}_{k}", types.int64) for k in range(count)]
             self.kept_views[name] = ty
             return
         parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
-        if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
+        if not all(isinstance(p, (types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta)) for p in parts):
             line = next((s.lineno for s in self._assignments(name)), self.program.line)
             raise UnsupportedError.at(
                 self.program.name, self.program.filename, line,

@@ -121,6 +121,16 @@ def load(typing_context, array, index, err, t, b, site):
 
         return array.types[position](array, index, err, t, b, site), item
 
+    if isinstance(array, types.Record) and isinstance(index, types.IntegerLiteral):  # a field by its position
+        name = list(array.fields)[index.literal_value]
+        getter = typing_context.resolve_static_getitem(array, name)
+
+        def record_field(context, builder, signature, arguments):
+            implementation = context.get_function("static_getitem", getter)
+            return implementation(builder, (arguments[0], name))
+
+        return getter.return_type(array, index, err, t, b, site), record_field
+
     if isinstance(array, (types.Number, types.Boolean)):
         raise NumbaTypeError(f"a number ({array}) has no elements to index: are the parameters in the right order")
     function = typing_context.resolve_value_type(operator.getitem)
@@ -248,10 +258,13 @@ def _reshape_to(array, shape, err, t, b, site):
 
 @intrinsic
 def view_parts(typing_context, array):
-    """(address, shape..., strides...) of an array: what a thread keeps of a view across a barrier."""
-    count = 1 + 2 * array.ndim
+    """(address, shape..., strides...) of an array: what a thread keeps of a view across a barrier; of a record, its
+    address."""
+    count = 1 + 2 * getattr(array, "ndim", 0)
 
     def codegen(context, builder, signature, arguments):
+        if isinstance(array, types.Record):
+            return cgutils.pack_array(builder, [builder.ptrtoint(arguments[0], _I64)])
         struct = context.make_array(array)(context, builder, arguments[0])
         shape = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
         strides = cgutils.unpack_tuple(builder, struct.strides, array.ndim)
@@ -275,6 +288,17 @@ def view_of(typing_context, parts, dtype, layout, mutable):
         return result._getvalue()
 
     return array(parts, dtype, layout, mutable), codegen
+
+
+@intrinsic
+def record_of(typing_context, parts, dtype):
+    """The record at this address."""
+
+    def codegen(context, builder, signature, arguments):
+        address = builder.extract_value(arguments[0], 0)
+        return builder.inttoptr(address, context.get_value_type(signature.return_type))
+
+    return dtype.dtype(parts, dtype), codegen
 
 
 @intrinsic
