@@ -60,9 +60,7 @@ def host_view(value):
         return value._array[()]
     if isinstance(value, tuple):
         return tuple_like(value, map(host_view, value))
-    if isinstance(value, DeviceNDArray):
-        return value._array
-    return host_view(value.value) if isinstance(value, enum.Enum) else value
+    return value._array if isinstance(value, DeviceNDArray) else value
 
 
 def argument_value(kernel, name, value):
@@ -78,7 +76,7 @@ def argument_value(kernel, name, value):
         return np.float32(value)
     if isinstance(value, tuple):
         return tuple_like(value, (argument_value(kernel, f"{name}[{k}]", part) for k, part in enumerate(value)))
-    if isinstance(value, (bool, int, float, complex, np.generic, TensorMap)):
+    if isinstance(value, (bool, int, float, complex, np.generic, TensorMap, enum.Enum)):
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
         return value

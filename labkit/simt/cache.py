@@ -51,9 +51,10 @@ def load_module(name, make_source, objects):
 
     objects: what it finds under names that it does not define.
     """
-    cached = _store().load(f"{name}.py")
+    is_kept = all(isinstance(each, type) for each in objects.values())  # an intrinsic may change, and say nothing
+    cached = _store().load(f"{name}.py") if is_kept else None
     source = make_source() if cached is None else cached.decode()
-    if cached is None:
+    if cached is None and is_kept:
         _store().save(f"{name}.py", source.encode())
     module = types.ModuleType(f"labkit_simt_cache.{name}")
     module.__file__, module.SOURCE = f"<labkit.simt {name}>", source
@@ -62,7 +63,7 @@ def load_module(name, make_source, objects):
     vars(module).update(objects)
     exec(compile(source, module.__file__, "exec"), vars(module))
     for function in vars(module).values():
-        if isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
+        if is_kept and isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
             function._cache = KeptCode(_store, f"{name}.{function.py_func.__name__}")
     return module
 

@@ -1,6 +1,7 @@
 """Numbers, functions and arrays as an interpreted kernel sees them."""
 
 import cmath
+import enum
 import functools
 import math
 import operator
@@ -156,6 +157,7 @@ FUNCTIONS = {
     **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
     **undefined.FUNCTIONS,
     **numbers.NARROW,
+    "_is": lambda a, b: a is b if a is None or b is None or isinstance(a, enum.Enum) else a == b,
     "_constant_power": numbers.constant_power,
     "_unsigned_shape": lambda array: tuple(map(numbers.Uint32, array.shape)),
     "_popc": numbers.popc,

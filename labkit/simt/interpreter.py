@@ -45,6 +45,7 @@ from labkit.simt.interpreted_source import SPIN, ToPython, python_module
 from labkit.simt.interpreted_values import FUNCTIONS, as_typed_array, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.numba_report import problem_of
+from labkit.simt.overloads import InterpretedIntrinsic, is_intrinsic
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
@@ -210,7 +211,7 @@ class Interpreter:
         namespace = {
             **FUNCTIONS,
             **bound,
-            **p.objects,
+            **{n: InterpretedIntrinsic(o) if is_intrinsic(o) else o for n, o in p.objects.items()},
             "_tick": self._tick,
             "_local": self._local,
             "_local_of_device": self._local_of_device,

@@ -157,7 +157,7 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                compiled = self._compiled[key] = self._made(rewrite(self.py_func), key)
+                compiled = self._compiled[key] = self._made(rewrite(self.py_func, argument_types), key)
         return compiled
 
     @staticmethod
@@ -180,7 +180,7 @@ class Kernel:
         key = self._key(argument_types, flat)
         if key not in self._compiled:
             with _COMPILE_LOCK:
-                program = rewrite(self.py_func)
+                program = rewrite(self.py_func, argument_types)
                 if not program.interpreted and not is_cached(
                     program, tuple(map(passed_type, argument_types)), *key[2:]
                 ):
@@ -277,5 +277,7 @@ def show(kernel, *args):
         raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
     else:
         argument_types = tuple(numba.typeof(host_view(a)) for a in args)
+    if program.overloads:
+        program = rewrite(kernel.py_func, argument_types)
     constants = [numba.typeof(frozen_constant(a)) for a in program.constants.values()]
     return Generator(program, (*constants, *argument_types), pretty=True).generate()

@@ -28,6 +28,7 @@ from labkit.simt.ir import (
     InlineCall,
     IntrinsicCall,
     Name,
+    OverloadCall,
     Subscript,
     SyncCall,
     assign,
@@ -36,6 +37,7 @@ from labkit.simt.ir import (
     store,
     without_positions,
 )
+from labkit.simt.overloads import is_intrinsic, on_cpu, overloads_of
 from labkit.simt.scope import as_type, bind, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
@@ -428,15 +430,7 @@ class Resolver:
                 setattr(new, name, self.expression(value))
             elif isinstance(value, list):
                 setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
-        if isinstance(node, ast.Compare):
-            new.ops = [self._same(op, value) for op, value in zip(node.ops, node.comparators, strict=True)]
         return new
-
-    def _same(self, op, value):
-        """`is`, of values, is `==`: compiled code has no objects. None alone stays itself."""
-        if isinstance(op, (ast.Is, ast.IsNot)) and self.scope.constant(value) != (True, None):
-            return ast.Eq() if isinstance(op, ast.Is) else ast.NotEq()
-        return op
 
     def _narrow(self, node):
         """An operator by the rule of unsigned.py."""
@@ -463,6 +457,8 @@ class Resolver:
     def embed(self, obj, node):
         """An expression for a Python object of the kernel's surroundings."""
         source = ast.unparse(node)
+        if isinstance(obj, enum.Enum) and not isinstance(obj, int):
+            return at_line(ast.Attribute(load(self._object(type(obj))), obj.name, ast.Load()), node)
         if isinstance(obj, enum.Enum):
             obj = obj.value
         if isinstance(obj, stubs.Value):
@@ -594,19 +590,38 @@ class Resolver:
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)
         if isinstance(target, type) and issubclass(target, tuple) and hasattr(target, "_fields"):
-            name = next((n for n, known in self.program.objects.items() if known is target), None)
-            name = name or f"_tuple{len(self.program.objects)}"
-            self.program.objects[name] = target
+            name = self._object(target)
             given = {k.arg: self.expression(k.value) for k in node.keywords}
             if set(given) != set(target._fields[len(arguments) :]):
                 self.scope.refuse(node, f"{ast.unparse(func)} takes ({', '.join(target._fields)})")
             arguments += [given[field] for field in target._fields[len(arguments) :]]
             return at_line(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
+        if is_intrinsic(target):
+            return self._plain_call(self._object(on_cpu(target)), arguments, node)
+        if callable(target) and overloads_of(target):
+            return self._overloaded(target, node)
         if isinstance(target, python_types.FunctionType):
             name = ast.unparse(func)
             self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)",
                               problem="host function", name=name)
         self._refuse_call(node)
+
+    def _object(self, target):
+        """The name of an object in the generated code."""
+        name = next((n for n, known in self.program.objects.items() if known is target), None)
+        name = name or f"_object{len(self.program.objects)}"
+        self.program.objects[name] = target
+        return name
+
+    def _overloaded(self, function, node):
+        """The call of a function by its overload, once that is chosen for the types of the arguments."""
+        site = self.scope.site(node)
+        if site in self.rewriter.choices:
+            return self._call_device(self.rewriter.choices[site], None, node)
+        arguments = [self.expression(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        call = OverloadCall(function, site, arguments, [k.arg for k in node.keywords], self.scope.filename)
+        self.program.overloads.append(at_line(call, node))
+        return call
 
     def _refuse_call(self, node):
         name = ast.unparse(node.func)

@@ -7,7 +7,7 @@ flatten.py takes barriers out of expressions and inlines device functions, live_
 import ast
 import itertools
 
-from labkit.simt import live_ranges, stubs
+from labkit.simt import live_ranges, overloads, stubs
 from labkit.simt.flatten import Flattener, finish_returns
 from labkit.simt.ir import DeviceCall, DeviceSource, Program, at_line, check_local_bytes, copied, load
 from labkit.simt.resolve import Resolver
@@ -17,19 +17,26 @@ from labkit.simt.spins import spins
 MAX_DEPTH = 300  # of recursion; the interpreted run uses Python's own stack
 
 
-def rewrite(function):
+def rewrite(function, argument_types=None):
     """The typed tree of a kernel, as a Program.
 
-    Takes the Python function. Raises UnsupportedError, naming the line, for what a kernel may not contain.
+    Takes the Python function, and the types of its arguments, which choose between overloads. Raises UnsupportedError,
+    naming the line, for what a kernel may not contain.
     """
-    return Rewriter(function).program()
+    choices = {}
+    program = Rewriter(function, choices).program()
+    while program.overloads and argument_types is not None:
+        overloads.choose(program, argument_types, choices)
+        program = Rewriter(function, choices).program()
+    return program
 
 
 class Rewriter:
     """The rewrite of one kernel: its Program so far, and state shared by its functions."""
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, choices):
+        """choices: the site of a call -> the implementation that overloads gave for it."""
+        self.function, self.choices = function, choices
         self.counter = itertools.count(1)
         self.needs_inline_cache = {}
         self.shared_keys = {}
@@ -123,6 +130,8 @@ class Rewriter:
                 needed |= waits(target) or target.name == "shared.array"
             elif is_device_function(target):
                 needed |= self.needs_inline(bind(scope, target.py_func, node)[0])
+            elif scope.site(node) in self.choices:
+                needed |= self.needs_inline(bind(scope, self.choices[scope.site(node)], node)[0])
         self.needs_inline_cache[key] = needed
         return needed
 

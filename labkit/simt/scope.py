@@ -171,6 +171,10 @@ class Scope:
         sentence = f"{message}; {instead}" if instead else message
         raise UnsupportedError.at(self.function.__name__, self.filename, node.lineno, sentence, problem, **facts)
 
+    def site(self, node):
+        """What tells one call from the others."""
+        return self.key, node.lineno, node.col_offset
+
     def static(self, node):
         """(True, object) if the expression is a constant of the kernel's surroundings."""
         if isinstance(node, ast.Name):

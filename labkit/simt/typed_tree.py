@@ -57,9 +57,12 @@ class Converted(ast.expr):
     to: types.Type
 
 
-def with_types(program, arguments):
-    """The program with conversions, for arguments of these types (None: unknown), of its parameters by name."""
-    inference = _Types(program)
+def with_types(program, arguments, chosen=None):
+    """The program with conversions, for arguments of these types (None: unknown), of its parameters by name.
+
+    chosen: called with each OverloadCall and the types of its arguments.
+    """
+    inference = _Types(program, chosen)
     env = {**dict.fromkeys(ID_NAMES, types.int64), **arguments}
     for array in [*program.shared.values(), *program.local.values()]:
         env[array.name] = _array_type(array, arguments)
@@ -92,8 +95,8 @@ def type_of_value(value):
 class _Types:
     """Follows types through a kernel and its device functions."""
 
-    def __init__(self, program):
-        self.program, self.specialised, self.known = program, {}, {}
+    def __init__(self, program, chosen):
+        self.program, self.chosen, self.specialised, self.known = program, chosen, {}, {}
 
     def body(self, statements, env, device):
         """Types of one function; conversions go into its statements. Returns the type of what it returns."""
@@ -423,6 +426,11 @@ class _Flow:
     def _atomiccall(self, e, env):
         arg_types = [self.type(a, env) for a in e.args]
         return arg_types[0].dtype if isinstance(arg_types[0], types.Array) else None
+
+    def _overloadcall(self, e, env):
+        arg_types = tuple(self.type(a, env) for a in e.args)
+        if self.rewriting and None not in arg_types:
+            self.owner.chosen(e, arg_types)
 
     def _devicecall(self, e, env):
         arg_types = tuple(self.type(a, env) for a in e.args)

@@ -3,9 +3,10 @@
 import ast
 import sys
 
+import numba
 import numpy as np
 
-from labkit.simt.arguments import tuple_like
+from labkit.simt.arguments import host_view, tuple_like
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_source import SPIN
@@ -34,7 +35,10 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     counts_branches, doing = True, "observed"
 
     def __init__(self, function, grid, block, shared_bytes, args):
-        super().__init__(rewrite(function), grid, block, shared_bytes, args)
+        program = rewrite(function)
+        if program.overloads:
+            program = rewrite(function, tuple(numba.typeof(host_view(a)) for a in args))
+        super().__init__(program, grid, block, shared_bytes, args)
         self.function = function
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []

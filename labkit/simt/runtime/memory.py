@@ -123,11 +123,10 @@ def load(typing_context, array, index, err, t, b, site):
 
     if isinstance(array, types.Record) and isinstance(index, types.IntegerLiteral):  # a field by its position
         name = list(array.fields)[index.literal_value]
-        getter = typing_context.resolve_static_getitem(array, name)
+        getter = array.typeof(name)(array, types.literal(name))
 
         def record_field(context, builder, signature, arguments):
-            implementation = context.get_function("static_getitem", getter)
-            return implementation(builder, (arguments[0], name))
+            return context.get_function("static_getitem", getter)(builder, (arguments[0], name))
 
         return getter.return_type(array, index, err, t, b, site), record_field
 

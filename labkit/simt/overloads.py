@@ -1,0 +1,145 @@
+"""Functions that kernels call by their overloads, as `numba.extending.overload` registers them, and intrinsics.
+
+An overload is chosen by the types of a call's arguments, which the tree of a kernel does not have: rewrite.py follows
+the types through the tree, chooses, and rewrites the kernel again with what it chose.
+"""
+
+import functools
+import inspect
+import sys
+
+import llvmlite.ir
+import numba
+import numpy as np
+from numba.core import types
+from numba.core.errors import NumbaError
+from numba.core.typing.templates import builtin_registry
+from numba.np import numpy_support
+
+from labkit.simt.errors import UnsupportedError
+from labkit.simt.typed_numbers import as_numpy, typed_scalar
+from labkit.simt.typed_tree import with_types
+
+_TARGETS = ("cuda", "gpu", "generic")  # the most specific first
+
+
+def overloads_of(function):
+    """The overloads of a function for numba.cuda's target and for all targets, in the order of their choice."""
+    numba_cuda = sys.modules.get("numba.cuda.typing.templates")
+    registries = [builtin_registry, *([numba_cuda.builtin_registry] if numba_cuda else [])]
+    templates = [template for each in registries for key, ty in each.globals if key is function
+                 for template in getattr(ty, "templates", ()) if hasattr(template, "_overload_func")]  # fmt: skip
+    by_target = {target: [] for target in _TARGETS}
+    for template in templates:
+        target = template.metadata.get("target", "generic")
+        known = by_target.get(target)
+        if known is not None and template._overload_func not in known:
+            known.append(template._overload_func)
+    return [overload for target in _TARGETS for overload in by_target[target]]
+
+
+def is_intrinsic(function):
+    """Whether this is what `numba.extending.intrinsic` or numba.cuda's makes."""
+    return callable(function) and hasattr(function, "_defn") and hasattr(function, "_prefer_literal")
+
+
+def implementation(function, argument_types, keywords):
+    """The implementation of a function for these types; None if no overload has one. keywords: names of the last."""
+    split = len(argument_types) - len(keywords)
+    named = dict(zip(keywords, argument_types[split:], strict=True))
+    for overload in overloads_of(function):
+        try:
+            chosen = overload(*argument_types[:split], **named)
+        except (NumbaError, TypeError):  # it is for other arguments
+            continue
+        chosen = chosen[1] if isinstance(chosen, tuple) else chosen
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def choose(program, argument_types, choices):
+    """Choose the overloads of a program's calls for these types of its arguments. Adds to choices: a call's site -> its
+    implementation."""
+    constants = {name: numba.typeof(np.asarray(getattr(array, "_array", array)))
+                 for name, array in program.constants.items()}  # fmt: skip
+    found = {}
+
+    def chosen(call, arg_types):
+        found.setdefault(call.site, set()).add(arg_types)
+
+    with_types(program, {**constants, **dict(zip(program.params, argument_types, strict=True))}, chosen)
+    for call in program.overloads:
+        name, sets = call.function.__name__, found.get(call.site, set())
+        made = []
+        for arg_types in sets:
+            key = call.function, arg_types, tuple(call.keywords)
+            if key not in choices:
+                choices[key] = implementation(*key)
+            if choices[key] is None:
+                shown = ", ".join(map(str, arg_types))
+                raise _refused(program, call, f"{name} has no overload for ({shown}) on the CPU device")
+            made.append(choices[key])
+        if len({each.__code__ for each in made}) > 1:
+            raise _refused(program, call, f"{name} is called here with types that have different overloads")
+        if made:
+            choices[call.site] = made[0]
+    if not any(call.site in choices for call in program.overloads):
+        call = program.overloads[0]
+        raise _refused(program, call, f"the types of the arguments of {call.function.__name__}, which choose its "
+                       "overload, are not known on the CPU device")  # fmt: skip
+
+
+def _refused(program, call, sentence):
+    return UnsupportedError.at(program.name, call.filename, call.lineno, sentence)
+
+
+# ---------------------------------------------------------------- intrinsics
+
+
+class _NoAssembly:
+    def __init__(self, *_, **__):
+        raise UnsupportedError("an intrinsic with inline PTX needs a GPU: it is not supported by the CPU device")
+
+
+@functools.cache
+def on_cpu(intrinsic):
+    """The intrinsic for Numba's CPU target. LLVM would end the process for PTX: it is refused before."""
+
+    def definition(typing_context, *args):
+        made = intrinsic._defn(typing_context, *args)
+        if made is None:
+            return None
+        signature, generate = made
+
+        def codegen(*inner):
+            kept, llvmlite.ir.InlineAsm = llvmlite.ir.InlineAsm, _NoAssembly
+            try:
+                return generate(*inner)
+            finally:
+                llvmlite.ir.InlineAsm = kept
+
+        return signature, codegen
+
+    names = list(inspect.signature(intrinsic._defn).parameters)
+    source = f"lambda {', '.join(names)}: definition({', '.join(names)})"
+    made = numba.extending.intrinsic(eval(source, {"definition": definition}))
+    made._name = intrinsic.__name__
+    return made
+
+
+class InterpretedIntrinsic:
+    """An intrinsic as an interpreted kernel calls it, with numbers alone: compiled, for their types."""
+
+    def __init__(self, intrinsic):
+        self.intrinsic, self.compiled = intrinsic, None
+
+    def __call__(self, *args):
+        if self.compiled is None:
+            names = ", ".join(f"a{k}" for k in range(len(args)))
+            self.compiled = numba.njit(eval(f"lambda {names}: intrinsic({names})", {"intrinsic": self.intrinsic}))
+        result = self.compiled(*map(as_numpy, args))
+        returned = self.compiled.overloads[tuple(numba.typeof(as_numpy(a)) for a in args)].signature.return_type
+        if isinstance(returned, (types.Number, types.Boolean)):
+            result = numpy_support.as_dtype(returned).type(result)
+        return typed_scalar(result)
