@@ -5,6 +5,7 @@ and NumPy, the kernel's source, the types of its arguments, the settings and the
 loaded; and nothing damaged, for the store checks each file before it gives it out.
 """
 
+import enum
 import functools
 import hashlib
 import linecache
@@ -49,9 +50,10 @@ def _store():
 def load_module(name, make_source, objects):
     """The generated module of this name, from the store, or made and put there. SOURCE is its text.
 
-    objects: what it finds under names that it does not define.
+    objects: what it finds under names that it does not define. What these are compiled to may change, and the name
+    does not say so: only named tuples and enums are kept.
     """
-    is_kept = all(isinstance(each, type) for each in objects.values())  # an intrinsic may change, and say nothing
+    is_kept = all(isinstance(each, type) and issubclass(each, (tuple, enum.Enum)) for each in objects.values())
     cached = _store().load(f"{name}.py") if is_kept else None
     source = make_source() if cached is None else cached.decode()
     if cached is None and is_kept:

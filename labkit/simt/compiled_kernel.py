@@ -12,6 +12,7 @@ from labkit.simt.cache import is_code_cached, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
 from labkit.simt.codegen.liveness import replaced
+from labkit.simt.errors import UnsupportedError
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
@@ -44,6 +45,8 @@ class CompiledKernel:
                 self.function.compile(signature)
         except NumbaError as error:
             raise type_error(program, error, module.SOURCE) from error
+        except UnsupportedError as error:  # of an intrinsic, as it makes its code
+            raise UnsupportedError.at(program.name, program.filename, program.line, error.sentence) from error
         self.entry = self.function.overloads[signature].entry_point
         self.function.disable_compile()
 

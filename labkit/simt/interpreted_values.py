@@ -217,55 +217,6 @@ def new_value(op, old, value, extra=None):
     }[op]()
 
 
-class _Floats(np.ndarray):
-    """A float array as an interpreted kernel sees it: NumPy's, and view() takes the kernel's types."""
-
-    def view(self, dtype):
-        return as_typed_array(np.asarray(self).view(getattr(dtype, "dtype", dtype)))
-
-
-class _Integers(_Floats):
-    """An integer array: its elements are integers of its type, and stores wrap around."""
-
-    def __getitem__(self, index):
-        value = np.ndarray.__getitem__(self, index)
-        if isinstance(value, np.ndarray):
-            return value
-        return converter(value.dtype)(int(value))
-
-    def __iter__(self):
-        return (self[k] for k in range(len(self)))
-
-    def __setitem__(self, index, value):
-        try:
-            np.ndarray.__setitem__(self, index, value)
-        except (OverflowError, ValueError):
-            np.ndarray.__setitem__(self, index, converter(self.dtype)(value))
-
-
-class _Records(_Floats):
-    """An array of records: an element is a RecordValue, and a field of all of them an array."""
-
-    def __getitem__(self, index):
-        value = np.ndarray.__getitem__(self, index)
-        return as_typed_array(value) if isinstance(value, np.ndarray) else numbers.RecordValue(value)
-
-    def __getattr__(self, name):
-        if name not in (self.dtype.names or ()):
-            raise AttributeError(f"an array has no attribute {name!r}")
-        return self[name]
-
-    def __setitem__(self, index, value):
-        np.ndarray.__setitem__(self, index, numbers.plain_record(value))
-
-
-def as_typed_array(array):
-    """An array as interpreted code takes it."""
-    if array.dtype.names:
-        return np.ndarray.view(array, _Records)
-    return np.ndarray.view(array, _Integers if array.dtype.kind in "iu" else _Floats)
-
-
 def dtype_of(ty):
     """The NumPy dtype of a declaration's Numba type."""
     return np.dtype(bool) if ty == types.boolean else numpy_support.as_dtype(ty)

@@ -42,14 +42,15 @@ from labkit.simt.errors import (
     short_position,
 )
 from labkit.simt.interpreted_source import SPIN, ToPython, python_module
-from labkit.simt.interpreted_values import FUNCTIONS, as_typed_array, dtype_of, new_value
+from labkit.simt.interpreted_values import FUNCTIONS, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.numba_report import problem_of
 from labkit.simt.overloads import InterpretedIntrinsic, is_intrinsic
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
-from labkit.simt.typed_numbers import UNDEFINED, typed_scalar
+from labkit.simt.typed_arrays import as_typed_array, typed_scalar
+from labkit.simt.typed_numbers import UNDEFINED
 from labkit.simt.typed_tree import type_of_value, with_types
 
 

@@ -17,20 +17,30 @@ from numba.core.typing.templates import builtin_registry
 from numba.np import numpy_support
 
 from labkit.simt.errors import UnsupportedError
-from labkit.simt.typed_numbers import as_numpy, typed_scalar
+from labkit.simt.typed_arrays import typed_scalar
+from labkit.simt.typed_numbers import as_numpy
 from labkit.simt.typed_tree import with_types
 
 _TARGETS = ("cuda", "gpu", "generic")  # the most specific first
 
 
+def _templates_of(function):
+    """Numba's types of a function's calls, those that it has and those that programs have registered."""
+    numba_cuda = sys.modules.get("numba.cuda.typing.templates")
+    registries = {id(each): each for each in (builtin_registry, getattr(numba_cuda, "builtin_registry", None)) if each}
+    return [template for each in registries.values() for key, ty in each.globals if key is function
+            for template in getattr(ty, "templates", ())]  # fmt: skip
+
+
+def is_typed(function):
+    """Whether a program has registered types for calls of this, with `numba.extending.type_callable`, say."""
+    return any(not hasattr(template, "_overload_func") for template in _templates_of(function))
+
+
 def overloads_of(function):
     """The overloads of a function for numba.cuda's target and for all targets, in the order of their choice."""
-    numba_cuda = sys.modules.get("numba.cuda.typing.templates")
-    registries = [builtin_registry, *([numba_cuda.builtin_registry] if numba_cuda else [])]
-    templates = [template for each in registries for key, ty in each.globals if key is function
-                 for template in getattr(ty, "templates", ()) if hasattr(template, "_overload_func")]  # fmt: skip
     by_target = {target: [] for target in _TARGETS}
-    for template in templates:
+    for template in (each for each in _templates_of(function) if hasattr(each, "_overload_func")):
         target = template.metadata.get("target", "generic")
         known = by_target.get(target)
         if known is not None and template._overload_func not in known:

@@ -37,7 +37,7 @@ from labkit.simt.ir import (
     store,
     without_positions,
 )
-from labkit.simt.overloads import is_intrinsic, on_cpu, overloads_of
+from labkit.simt.overloads import is_intrinsic, is_typed, on_cpu, overloads_of
 from labkit.simt.scope import as_type, bind, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
@@ -600,6 +600,8 @@ class Resolver:
             return self._plain_call(self._object(on_cpu(target)), arguments, node)
         if callable(target) and overloads_of(target):
             return self._overloaded(target, node)
+        if callable(target) and is_typed(target) and getattr(target, "__module__", "").partition(".")[0] != "numpy":
+            return self._plain_call(self._object(target), arguments, node)
         if isinstance(target, python_types.FunctionType):
             name = ast.unparse(func)
             self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)",

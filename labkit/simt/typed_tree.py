@@ -23,7 +23,8 @@ from labkit.simt.codegen.types import collective_type
 from labkit.simt.ir import ID_NAMES, BinOp, DtypeOf, Exit, Inline, Sync, at_line, copied, with_fields
 from labkit.simt.runtime.operators import narrows
 from labkit.simt.runtime.signatures import signature_of, unified
-from labkit.simt.typed_numbers import RecordValue, numba_type
+from labkit.simt.typed_arrays import RecordValue
+from labkit.simt.typed_numbers import numba_type
 
 _OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

@@ -20,7 +20,8 @@ from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 from labkit.simt.rewrite import rewrite
 from labkit.simt.stubs import SHUFFLES
-from labkit.simt.typed_numbers import is_undefined, typed_scalar, undefined_of
+from labkit.simt.typed_arrays import typed_scalar
+from labkit.simt.typed_numbers import is_undefined, undefined_of
 from labkit.simt.undefined import ToTracked
 
 
