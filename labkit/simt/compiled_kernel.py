@@ -89,6 +89,10 @@ def _constants(program):
 
 def _named(program, argument_types, ordered, flat):
     """(name in the cache, types of constants and arguments)."""
+    for ty in argument_types:  # the code makes such tuples anew where it keeps them across a barrier
+        made = getattr(ty, "instance_class", None)
+        if made is not None and made not in program.objects.values():
+            program.objects[f"_object{len(program.objects)}"] = made
     all_types = (*map(numba.typeof, _constants(program)), *argument_types)
     settings = map(str, (all_types, is_checked(), ordered, flat))
     fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])

@@ -15,6 +15,7 @@ from labkit.simt import undefined
 from labkit.simt.arguments import tuple_like
 from labkit.simt.runtime import fp16, libdevice, vector_types
 from labkit.simt.runtime.signatures import signature_of
+from labkit.simt.typed_arrays import typed_scalar
 from labkit.simt.typed_numbers import converter
 
 
@@ -98,6 +99,13 @@ def _pow(x, n):
     return np.power(x, n)
 
 
+def _view(value, dtype):
+    """value.view(dtype), of an array or of a number."""
+    if isinstance(numbers.numba_type(type(value)), types.Number):
+        return typed_scalar(numbers.as_numpy(value).view(dtype.dtype))
+    return value.view(dtype)
+
+
 def _rsqrt(x):
     kind = np.float64 if isinstance(x, int) else type(x)
     return kind(1) / np.sqrt(kind(x))
@@ -157,6 +165,7 @@ FUNCTIONS = {
     **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
     **undefined.FUNCTIONS,
     **numbers.NARROW,
+    "_view": _view,
     "_is": lambda a, b: a is b if a is None or b is None or isinstance(a, enum.Enum) else a == b,
     "_constant_power": numbers.constant_power,
     "_unsigned_shape": lambda array: tuple(map(numbers.Uint32, array.shape)),

@@ -219,6 +219,7 @@ class Interpreter:
             "_poison": lambda array: None,
             "_fence": self.fence,
             "_assertion": self._assertion,
+            "_divisor": self._divisor,
             "_id": self._id,
             **self.intrinsics.namespace(),
         }
@@ -247,6 +248,12 @@ class Interpreter:
     def _assertion(self, kind, text):
         line = sys._getframe(1).f_lineno
         self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, text))
+
+    def _divisor(self, value):
+        if isinstance(value, (int, float, np.floating)) and value == 0:
+            line, kind = sys._getframe(1).f_lineno, "ZeroDivisionError"
+            self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, "division by zero"))
+        return value
 
     def _tick(self):
         self.ticks += 1

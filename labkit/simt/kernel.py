@@ -157,8 +157,16 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                compiled = self._compiled[key] = self._made(rewrite(self.py_func, argument_types), key)
+                compiled = self._compiled[key] = self._made(self._rewritten(argument_types), key)
         return compiled
+
+    @property
+    def checks_division(self):
+        """Whether a division by zero is a fault."""
+        return bool(self.options.get("debug")) and not self.options.get("fastmath")
+
+    def _rewritten(self, argument_types):
+        return rewrite(self.py_func, argument_types, self.checks_division)
 
     @staticmethod
     def _made(program, key):
@@ -180,7 +188,7 @@ class Kernel:
         key = self._key(argument_types, flat)
         if key not in self._compiled:
             with _COMPILE_LOCK:
-                program = rewrite(self.py_func, argument_types)
+                program = self._rewritten(argument_types)
                 if not program.interpreted and not is_cached(
                     program, tuple(map(passed_type, argument_types)), *key[2:]
                 ):

@@ -238,7 +238,7 @@ class Resolver:
         if self.narrow and isinstance(s.target, ast.Name) and type(s.op).__name__ in unsigned.OPERATORS:
             read = ast.copy_location(ast.Name(s.target.id, ast.Load()), s.target)
             return self._assign(at_line(ast.Assign([s.target], ast.BinOp(read, s.op, s.value)), s))
-        return at_line(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
+        return at_line(ast.AugAssign(self.expression(s.target), s.op, self._divisor(s.op, self.expression(s.value))), s)
 
     def _if(self, s):
         test = self.expression(s.test)
@@ -430,7 +430,15 @@ class Resolver:
                 setattr(new, name, self.expression(value))
             elif isinstance(value, list):
                 setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
+        if isinstance(new, ast.BinOp):
+            new.right = self._divisor(new.op, new.right)
         return new
+
+    def _divisor(self, op, value):
+        """What is divided by: where that is asked for, checked not to be zero."""
+        if not self.rewriter.checks_division or not isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
+            return value
+        return at_line(ast.Call(ast.Name("_divisor", ast.Load()), [value], []), value)
 
     def _narrow(self, node):
         """An operator by the rule of unsigned.py."""
@@ -513,6 +521,9 @@ class Resolver:
         value = node.args[stars[0]].value
         if isinstance(value, ast.Tuple):
             parts = value.elts
+        elif any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
+            text = f"{function.__name__} takes *args, and the length of {ast.unparse(value)} is not known"
+            self.scope.refuse(node, text)
         else:
             name = self.rewriter.fresh("c")
             self.names[name] = name
@@ -538,7 +549,13 @@ class Resolver:
             if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
                 if func.attr == "bit_count":
                     return at_line(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
-                method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
+                value = self.expression(func.value)
+                program, name = self.program, value.id if isinstance(value, ast.Name) else None
+                is_array = name in program.params or name in program.shared or name in program.local
+                if func.attr == "view" and not is_array:  # of a row, say, or of a number
+                    parts = [value, *(self.expression(a) for a in node.args)]
+                    return at_line(ast.Call(ast.Name("_view", ast.Load()), parts, []), node)
+                method = ast.Attribute(value, func.attr, ast.Load())
                 return at_line(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
                 self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code",
@@ -550,6 +567,8 @@ class Resolver:
             if any(isinstance(a, ast.Starred) for a in node.args):
                 node = self._spread(target.py_func, node)
             return self._call_device(target.py_func, getattr(target, "signature", None), node)
+        if getattr(builtins, getattr(target, "__name__", ""), 0) is target and target.__name__ not in BUILTINS:
+            self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         resolve = self._merged if target in unsigned.CHOOSING else self.expression
         arguments = [at_line(ast.Starred(resolve(a.value), ast.Load()), a) if isinstance(a, ast.Starred) else resolve(a)
                      for a in node.args]  # fmt: skip
@@ -562,10 +581,8 @@ class Resolver:
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
             if target is round and len(arguments) == 2:
                 return self._plain_call("_round_digits", arguments, node)
-            if target.__name__ in BUILTINS:
-                self.program.prints |= target is print
-                return self._plain_call(target.__name__, arguments, node)
-            self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
+            self.program.prints |= target is print
+            return self._plain_call(target.__name__, arguments, node)
         if target in (np.ndindex, np.ndenumerate):
             return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if isinstance(target, np.ufunc):

@@ -17,26 +17,27 @@ from labkit.simt.spins import spins
 MAX_DEPTH = 300  # of recursion; the interpreted run uses Python's own stack
 
 
-def rewrite(function, argument_types=None):
+def rewrite(function, argument_types=None, checks_division=False):
     """The typed tree of a kernel, as a Program.
 
-    Takes the Python function, and the types of its arguments, which choose between overloads. Raises UnsupportedError,
-    naming the line, for what a kernel may not contain.
+    Takes the Python function; the types of its arguments, which choose between overloads; and whether a division by
+    zero is a fault, as with cuda.jit(debug=True). Raises UnsupportedError, naming the line, for what a kernel may not
+    contain.
     """
     choices = {}
-    program = Rewriter(function, choices).program()
+    program = Rewriter(function, choices, checks_division).program()
     while program.overloads and argument_types is not None:
         overloads.choose(program, argument_types, choices)
-        program = Rewriter(function, choices).program()
+        program = Rewriter(function, choices, checks_division).program()
     return program
 
 
 class Rewriter:
     """The rewrite of one kernel: its Program so far, and state shared by its functions."""
 
-    def __init__(self, function, choices):
+    def __init__(self, function, choices, checks_division):
         """choices: the site of a call -> the implementation that overloads gave for it."""
-        self.function, self.choices = function, choices
+        self.function, self.choices, self.checks_division = function, choices, checks_division
         self.counter = itertools.count(1)
         self.needs_inline_cache = {}
         self.shared_keys = {}
@@ -45,6 +46,8 @@ class Rewriter:
 
     def program(self):
         scope = Scope(self.function)
+        if scope.definition.args.vararg:
+            scope.refuse(scope.definition, "a kernel cannot have *args")
         self.result = Program(self.function.__name__, scope.filename, scope.definition.lineno, scope.params)
         names = own_names(scope)
         self.result.params = [names[p] for p in scope.params]

@@ -114,11 +114,12 @@ class Scope:
         self.definition, self.filename = read_source(function)
         self.functions = {}  # those that it defines: name -> LocalFunction
         arguments = self.definition.args
-        if arguments.vararg or arguments.kwarg:
-            raise UnsupportedError(f"{function.__name__}: *args and **kwargs are not supported in device code")
+        if arguments.kwarg:
+            raise UnsupportedError(f"{function.__name__}: **kwargs are not supported in device code")
         # functions from one factory share their code and differ in what they close over
         self.key = function.__code__, tuple(map(id, _cells(function))), tuple((n, _identity(v)) for n, v in fixed)
-        self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        rest = [arguments.vararg] if arguments.vararg else []  # a tuple
+        self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *rest, *arguments.kwonlyargs)]
         self.params = [name for name in self.params if name not in dict(fixed)]
         self.environment = dict(function.__globals__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -300,8 +301,12 @@ def bind(scope, function, node):
         bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
     except TypeError as error:
         scope.refuse(node, f"call of device function {function.__name__}: {error}")
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in inspect.signature(function).parameters.values()):
-        scope.refuse(node, f"{function.__name__} takes *args or **kwargs, which device code cannot have")
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            scope.refuse(node, f"{function.__name__} takes **kwargs, which device code cannot have")
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = ast.Tuple(list(bound.arguments.get(name, ())), ast.Load())
+            bound.arguments[name] = ast.copy_location(rest, node)
     definition, _ = read_source(function)
     assigned = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     in_arrays = _names_in_declarations(definition)

@@ -38,7 +38,7 @@ _FUNCTIONS = {
     "_trunc": math.trunc, "_math_pow": math.pow, "_cbrt": math.sqrt, "_rsqrt": math.sqrt,
 }  # fmt: skip
 _MODULES = {"_np": np, "_math": math, "_cmath": cmath, "_operator": operator}
-_SAME = {"_popc", "_clz"}  # the type of the argument
+_SAME = {"_popc", "_clz", "_divisor"}  # the type of the argument
 _NUMBERS = (types.Number, types.Boolean)
 
 
@@ -406,6 +406,10 @@ class _Flow:
                 return _SCALARS[function.attr]
             return _result(getattr(_MODULES[function.value.id], function.attr, None), arg_types)
         name = function.id if isinstance(function, ast.Name) else ""
+        if name == "_view" and isinstance(e.args[1], ast.Attribute) and e.args[1].attr in _SCALARS:
+            to = _SCALARS[e.args[1].attr]
+            return types.Array(to, arg_types[0].ndim, "A") if isinstance(arg_types[0], types.Array) else (
+                to if isinstance(arg_types[0], types.Number) else None)
         if name in _SAME:
             return arg_types[0]
         if name == "_unsigned_shape":

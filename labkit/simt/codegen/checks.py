@@ -155,6 +155,13 @@ class Checker(Lowering):
             text = "|".join(part.value for part in node.args)
             location = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.line, text))]
             return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *location, *zeros], [])
+        if isinstance(node.func, ast.Name) and node.func.id == "_divisor":
+            value = self.visit(node.args[0])
+            if self.out.pretty:
+                return value
+            thread = ast.Constant(0) if self.out.per_block else names("_t")[0]
+            site = ast.Constant(self.out.site(getattr(node, "lineno", self.line), "ZeroDivisionError|division by zero"))
+            return ast.Call(ast.Name("_divisor", ast.Load()), [value, *names("_E"), thread, *names("_b"), site], [])
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3:
             new = self.generic_visit(node)
             new.args[2] = self.step(new.args[2])

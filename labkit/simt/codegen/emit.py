@@ -213,8 +213,8 @@ class Generator:
             parts = [f"{array}[_t]" for array, _ in self.plan.kept[name]]
             is_tuple = self.plan.kept[name][0][0] != f"_v{name}"
             value = f"({', '.join(parts)},)" if is_tuple else parts[0]
-            if name in self.plan.kept_vectors:
-                value = f"_vector.{self.plan.kept_vectors[name]}({', '.join(parts)})"
+            if name in self.plan.kept_classes:
+                value = f"{self.plan.kept_classes[name]}({', '.join(parts)})"
             view = self.plan.kept_views.get(name)
             if view is not None:
                 is_record = isinstance(view, types.Record)
@@ -234,8 +234,9 @@ class Generator:
                 if name in self.plan.kept_views:
                     value = "_parts"
                     self.out.line(f"_parts = _view_parts({name})")
+                is_vector = self.plan.kept_classes.get(name, "").startswith("_vector.")
                 for k, (array, _) in enumerate(arrays):
-                    part = f".{'xyzw'[k]}" if name in self.plan.kept_vectors else f"[{k}]"
+                    part = f".{'xyzw'[k]}" if is_vector else f"[{k}]"
                     self.out.line(f"{array}[_t] = {value}{part}")
 
     def _statement(self, s, depth):

@@ -220,7 +220,7 @@ class Plan:
     rematerialised  variables that each region computes anew: name -> its assignment
     kept            variables that are kept for each thread: name -> the (array, type) pairs that hold its parts
     kept_views      those among them that are views of arrays: name -> type
-    kept_vectors    those that are of a vector type: name -> its name
+    kept_classes    those that are of a vector type or named tuples: name -> what makes one of its parts
     local_per_thread  local arrays that outlive a region
 
     Where `needs_types` is true, `carry` must be called with the types of the variables.
@@ -326,7 +326,7 @@ class Plan:
 
     def _classify(self):
         """Which variables are kept for each thread, which recomputed in each region, which computed once per block."""
-        self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_vectors = {}, {}, {}, {}, {}
+        self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_classes = {}, {}, {}, {}, {}
         self.variables = {name for s in self.body for name in writes(s)}
         self.exposed, self.local_per_thread = set(), set()
         if not self.has_waits:
@@ -387,7 +387,10 @@ class Plan:
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
             if is_vector(ty):
-                self.kept_vectors[name] = ty.instance_class.__name__
+                self.kept_classes[name] = f"_vector.{ty.instance_class.__name__}"
+            elif isinstance(ty, types.BaseNamedTuple):
+                objects = self.program.objects.items()
+                self.kept_classes[name] = next((n for n, made in objects if made is ty.instance_class), "")
         else:
             self.kept[name] = [(f"_v{name}", ty)]
 

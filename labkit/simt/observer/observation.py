@@ -35,10 +35,10 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     counts_branches, doing = True, "observed"
 
-    def __init__(self, function, grid, block, shared_bytes, args):
-        program = rewrite(function)
+    def __init__(self, function, grid, block, shared_bytes, args, checks_division=False):
+        program = rewrite(function, None, checks_division)
         if program.overloads:
-            program = rewrite(function, tuple(numba.typeof(host_view(a)) for a in args))
+            program = rewrite(function, tuple(numba.typeof(host_view(a)) for a in args), checks_division)
         super().__init__(program, grid, block, shared_bytes, args)
         self.function = function
         self.report = Report(self.program.name, self.program.filename, grid, block)

@@ -185,6 +185,8 @@ class SeenArray:
         self._store(index, value, sys._getframe(1))
 
     def _store(self, index, value, frame):
+        if isinstance(value, SeenArray):
+            _refuse_whole(self)
         address, plain = self._locate(index)
         if address is None:
             self._view(index, frame, "writes")._fill(value, frame)

@@ -7,9 +7,11 @@ from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, register_jitable
+from numba.np import numpy_support
 from numba.np.arrayobj import load_item, populate_array, store_item
 
 from labkit.simt.runtime.fault_record import (
+    ASSERTION,
     MAX_RECORDED_AXES,
     NO_STEP,
     OUT_OF_BOUNDS,
@@ -160,6 +162,8 @@ def store(typing_context, array, index, value, err, t, b, site):
         raise NumbaTypeError("cannot store into a read-only array")
     _check_index(index)
     value = types.unliteral(value)
+    if isinstance(value, types.Array):
+        raise NumbaTypeError("whole arrays cannot be computed with or copied in device code: write it for one element")
     if is_element(array, index):
         if typing_context.can_convert(value, array.dtype) is None:
             raise NumbaTypeError(f"cannot store a value of type {value} into an array of {array.dtype}")
@@ -212,6 +216,24 @@ def axis(typing_context, array, k, index, err, t, b, site):
 
 
 @intrinsic
+def divisor(typing_context, value, err, t, b, site):
+    """What is divided by: faults where it is 0."""
+
+    def codegen(context, builder, signature, arguments):
+        zero = ir.Constant(arguments[0].type, 0)
+        compare = builder.fcmp_ordered if isinstance(value, types.Float) else builder.icmp_unsigned
+        is_zero = compare("==", arguments[0], zero)
+        with builder.if_then(is_zero, likely=False):
+            location = emit_location(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[1], ASSERTION, location)
+        return arguments[0]
+
+    if not isinstance(value, (types.Integer, types.Float)):
+        return value(value, err, t, b, site), lambda context, builder, signature, arguments: arguments[0]
+    return value(value, err, t, b, site), codegen
+
+
+@intrinsic
 def step(typing_context, value, err, t, b, site):
     """The step of a range: faults where it is 0."""
 
@@ -228,6 +250,17 @@ def step(typing_context, value, err, t, b, site):
 
 
 # ---------------------------------------------------------------- views
+
+
+@overloaded
+def view(value, dtype):
+    """value.view(dtype), of an array or of a number."""
+    if isinstance(value, types.Array):
+        return lambda value, dtype: value.view(dtype)
+    if not isinstance(value, types.Number):
+        raise NumbaTypeError(f"{value} has no bits to view as another type")
+    kind = numpy_support.as_dtype(value).type
+    return lambda value, dtype: kind(value).view(dtype)
 
 
 @overloaded

@@ -252,8 +252,8 @@ MODULES = {
     "cudadrv.nvvm": lambda: {"is_available": lambda: False, "NvvmError": _missing("NvvmError"),
                              "NvvmSupportError": _missing("NvvmSupportError"), "get_supported_ccs": tuple},
     "cudadrv.runtime": lambda: {"runtime": api.runtime},
-    "cudaimpl": lambda: _registry(imputils.builtin_registry, "lower") | {
-        "lower_attr": imputils.builtin_registry.lower_getattr, "lower_constant": imputils.builtin_registry.lower_constant},
+    "cudaimpl": lambda: _registry(imputils.builtin_registry, "lower", "lower_constant") | {
+        "lower_attr": imputils.builtin_registry.lower_getattr},
     "decorators": lambda: {"jit": api.jit, "declare_device": api.declare_device},
     "device_init": lambda: _public(api),
     "deviceufunc": dict,
