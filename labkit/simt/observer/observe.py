@@ -20,7 +20,7 @@ def observe(configured, *args):
     function, grid, block, shared_bytes = _configuration(configured)
     checks_division = False
     if isinstance(configured, ConfiguredKernel):
-        args, checks_division = _as_passed(configured.kernel, args), configured.kernel.checks_division
+        args, checks_division = as_passed(configured.kernel, args), configured.kernel.checks_division
     report = Observation(function, grid, block, shared_bytes, args, checks_division).run()
     report.player = play
     return report
@@ -36,7 +36,7 @@ def _configuration(configured):
     raise TypeError(f"observe takes kernel[grid, block] and the launch's arguments, not {type(configured).__name__}")
 
 
-def _as_passed(kernel, args):
+def as_passed(kernel, args):
     """The arguments as a launch passes them: arrays as they are, scalars in the types of the kernel's signature."""
     check_count(kernel, args)
     values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
