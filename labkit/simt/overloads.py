@@ -7,6 +7,7 @@ the types through the tree, chooses, and rewrites the kernel again with what it 
 import functools
 import inspect
 import sys
+from dataclasses import dataclass
 
 import llvmlite.ir
 import numba
@@ -21,6 +22,8 @@ from labkit.simt.typed_arrays import typed_scalar
 from labkit.simt.typed_numbers import as_numpy
 from labkit.simt.typed_tree import with_types
 
+_OF_NUMBA = ("numba.core.", "numba.cpython.", "numba.np.", "numba.typed.", "numba.misc.", "numba.experimental.",
+             "labkit.simt.runtime.")  # fmt: skip
 _TARGETS = ("cuda", "gpu", "generic")  # the most specific first
 
 
@@ -37,15 +40,39 @@ def is_typed(function):
     return any(not hasattr(template, "_overload_func") for template in _templates_of(function))
 
 
+@dataclass(frozen=True)
+class Member:
+    """A method or an attribute that a program has added to a type."""
+
+    name: str
+    is_method: bool
+
+    @property
+    def __name__(self):
+        return self.name
+
+
+@functools.lru_cache(1)
+def _members(_):
+    """{Member: its templates}, for so many templates of attributes as are registered; without those of Numba itself."""
+    found = {}
+    for template in builtin_registry.attributes:
+        of = getattr(template, "_overload_func", None)
+        if of is not None and not of.__module__.startswith(_OF_NUMBA):
+            found.setdefault(Member(template._attr, template.is_method), []).append(template)
+    return found
+
+
 def overloads_of(function):
-    """The overloads of a function for numba.cuda's target and for all targets, in the order of their choice."""
-    by_target = {target: [] for target in _TARGETS}
-    for template in (each for each in _templates_of(function) if hasattr(each, "_overload_func")):
-        target = template.metadata.get("target", "generic")
-        known = by_target.get(target)
-        if known is not None and template._overload_func not in known:
-            known.append(template._overload_func)
-    return [overload for target in _TARGETS for overload in by_target[target]]
+    """The overloads of a function, or of a Member, for numba.cuda's target and for all targets, in the order of their
+    choice."""
+    if isinstance(function, Member):
+        templates = _members(len(builtin_registry.attributes)).get(function, [])
+    else:
+        templates = [each for each in _templates_of(function) if hasattr(each, "_overload_func")]
+    ranks = {id(each): _TARGETS.index(target) for each in templates
+             if (target := each.metadata.get("target", "generic")) in _TARGETS}  # fmt: skip
+    return sorted((each for each in templates if id(each) in ranks), key=lambda each: ranks[id(each)])
 
 
 def is_intrinsic(function):
@@ -55,17 +82,24 @@ def is_intrinsic(function):
 
 def implementation(function, argument_types, keywords):
     """The implementation of a function for these types; None if no overload has one. keywords: names of the last."""
-    split = len(argument_types) - len(keywords)
-    named = dict(zip(keywords, argument_types[split:], strict=True))
-    for overload in overloads_of(function):
-        try:
-            chosen = overload(*argument_types[:split], **named)
-        except (NumbaError, TypeError):  # it is for other arguments
+    plain = tuple(map(types.unliteral, argument_types))
+    for template in overloads_of(function):
+        if isinstance(function, Member) and not _is_of(argument_types[0], template.key):
             continue
-        chosen = chosen[1] if isinstance(chosen, tuple) else chosen
-        if chosen is not None:
-            return chosen
+        for given in (argument_types, plain) if template.prefer_literal else (plain, argument_types):
+            split = len(given) - len(keywords)
+            try:
+                chosen = template._overload_func(*given[:split], **dict(zip(keywords, given[split:], strict=True)))
+            except (NumbaError, TypeError):  # it is for other arguments
+                continue
+            chosen = chosen[1] if isinstance(chosen, tuple) else chosen
+            if chosen is not None:
+                return chosen
     return None
+
+
+def _is_of(ty, key):
+    return isinstance(ty, key) if isinstance(key, type) else ty == key
 
 
 def choose(program, argument_types, choices):
@@ -96,6 +130,9 @@ def choose(program, argument_types, choices):
             choices[call.site] = made[0]
     if not any(call.site in choices for call in program.overloads):
         call = program.overloads[0]
+        if isinstance(call.function, Member):  # left to Numba, which has those for all targets
+            choices[call.site] = None
+            return
         raise _refused(program, call, f"the types of the arguments of {call.function.__name__}, which choose its "
                        "overload, are not known on the CPU device")  # fmt: skip
 

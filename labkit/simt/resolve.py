@@ -14,8 +14,10 @@ import warnings
 
 import numpy as np
 from numba.core import types
+from numba.core.errors import NumbaError
+from numba.np import numpy_support
 
-from labkit.simt import libraries, ptx, stubs, u32, unsigned
+from labkit.simt import errors, libraries, ptx, stubs, u32, unsigned
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.ir import (
     BUILTINS,
@@ -37,7 +39,7 @@ from labkit.simt.ir import (
     store,
     without_positions,
 )
-from labkit.simt.overloads import is_intrinsic, is_typed, on_cpu, overloads_of
+from labkit.simt.overloads import Member, is_intrinsic, is_typed, on_cpu, overloads_of
 from labkit.simt.scope import as_type, bind, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
@@ -295,7 +297,8 @@ class Resolver:
         """Keep the class and the constants of the exception, in both runs, as a GPU does."""
         raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
         known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
-        name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
+        is_class = known and isinstance(kind, type) and issubclass(kind, Exception)
+        name = errors.name_of_raised(kind) if is_class else "Exception"
         return at_line(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
 
     def _failure(self, kind, details):
@@ -332,7 +335,7 @@ class Resolver:
             array = self.expression(dtype_node.value)
             if isinstance(array, ast.Name) and array.id in self.program.params:
                 dtype = DtypeOf(array.id)
-        if dtype is None:
+        if dtype is None or not isinstance(dtype, DtypeOf) and not _is_numpy_type(dtype):
             self.scope.refuse(node, f"{ast.unparse(dtype_node)} is not a dtype for cuda.{target.name}")
         parts = tuple(int(p) for p in parts)
         space = target.name.split(".")[0]
@@ -415,6 +418,8 @@ class Resolver:
             return ast.copy_location(ast.IfExp(self.expression(node.test), *arms), node)
         if isinstance(node, ast.BoolOp):
             return ast.copy_location(ast.BoolOp(node.op, [self._merged(v) for v in node.values]), node)
+        if isinstance(node, ast.Attribute) and overloads_of(Member(node.attr, False)):
+            return self._overloaded(Member(node.attr, False), ast.copy_location(ast.Call(node, [node.value], []), node))
         if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
             self.scope.refuse(node, f".{node.attr} cannot be used in device code")
         if isinstance(node, ast.Subscript):
@@ -557,6 +562,9 @@ class Resolver:
                     return at_line(ast.Call(ast.Name("_view", ast.Load()), parts, []), node)
                 method = ast.Attribute(value, func.attr, ast.Load())
                 return at_line(ast.Call(method, [self.expression(a) for a in node.args], []), node)
+            if isinstance(func, ast.Attribute) and overloads_of(Member(func.attr, True)):
+                whole = ast.copy_location(ast.Call(func, [func.value, *node.args], node.keywords), node)
+                return self._overloaded(Member(func.attr, True), whole)
             if isinstance(func, ast.Attribute):
                 self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code",
                                   problem="unknown method", name=func.attr)
@@ -570,6 +578,8 @@ class Resolver:
         if getattr(builtins, getattr(target, "__name__", ""), 0) is target and target.__name__ not in BUILTINS:
             self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         resolve = self._merged if target in unsigned.CHOOSING else self.expression
+        if target is print:
+            resolve = self._printed
         arguments = [at_line(ast.Starred(resolve(a.value), ast.Load()), a) if isinstance(a, ast.Starred) else resolve(a)
                      for a in node.args]  # fmt: skip
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
@@ -632,11 +642,24 @@ class Resolver:
         self.program.objects[name] = target
         return name
 
+    def _printed(self, node):
+        """What print() is given: cuda.threadIdx and its kind as a tuple."""
+        known, obj = self.scope.static(node) if isinstance(node, (ast.Name, ast.Attribute)) else (False, None)
+        parts = [obj.x, obj.y, obj.z] if known and isinstance(obj, stubs.Dim3) else None
+        return self.expression(node) if parts is None else self.embed(tuple(parts), node)
+
     def _overloaded(self, function, node):
         """The call of a function by its overload, once that is chosen for the types of the arguments."""
         site = self.scope.site(node)
+        chosen = self.rewriter.choices.get(site)
+        if chosen:
+            return self._call_device(chosen, None, node)
         if site in self.rewriter.choices:
-            return self._call_device(self.rewriter.choices[site], None, node)
+            attribute = at_line(ast.Attribute(self.expression(node.args[0]), function.name, ast.Load()), node)
+            if not function.is_method:
+                return attribute
+            keywords = [ast.keyword(k.arg, self.expression(k.value)) for k in node.keywords]
+            return at_line(ast.Call(attribute, [self.expression(a) for a in node.args[1:]], keywords), node)
         arguments = [self.expression(a) for a in (*node.args, *(k.value for k in node.keywords))]
         call = OverloadCall(function, site, arguments, [k.arg for k in node.keywords], self.scope.filename)
         self.program.overloads.append(at_line(call, node))
@@ -780,6 +803,13 @@ class Resolver:
         if not isinstance(ty, (types.Number, types.Boolean)):
             return value
         return at_line(ast.Call(self._code(type_code(ty), node), [value], []), node)
+
+
+def _is_numpy_type(ty):
+    try:
+        return numpy_support.as_dtype(ty) is not None
+    except NumbaError:
+        return False
 
 
 def _is_scalar_class(obj):

@@ -133,7 +133,7 @@ class Rewriter:
                 needed |= waits(target) or target.name == "shared.array"
             elif is_device_function(target):
                 needed |= self.needs_inline(bind(scope, target.py_func, node)[0])
-            elif scope.site(node) in self.choices:
+            elif self.choices.get(scope.site(node)):
                 needed |= self.needs_inline(bind(scope, self.choices[scope.site(node)], node)[0])
         self.needs_inline_cache[key] = needed
         return needed

@@ -62,18 +62,30 @@ def _read_source(function):
 
 def _as_definition(function, lines, first_line):
     """The lambda in these lines as a FunctionDef. It gets a name, under which it can be called in generated code."""
+    text = textwrap.dedent("".join(lines))
     try:
-        tree = ast.parse(textwrap.dedent("".join(lines)))
+        tree = ast.parse(text)
     except SyntaxError:  # the lines begin or end within a statement
         tree = ast.Module([], [])
     lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)
              and [a.arg for a in node.args.args] == list(function.__code__.co_varnames[: len(node.args.args)])]
+    if len(lambdas) > 1:
+        start = _start(function.__code__, first_line, len(lines[0]) - len(text.splitlines(keepends=True)[0]))
+        lambdas = [each for each in lambdas if (each.body.lineno, each.body.col_offset) == start]
     if len(lambdas) != 1:
         raise UnsupportedError(f"the lambda at line {first_line} cannot be read: write it with def")
     function.__name__ = "lambda_"
     body = ast.copy_location(ast.Return(lambdas[0].body), lambdas[0])
     definition = ast.FunctionDef(function.__name__, lambdas[0].args, [body], [], lineno=lambdas[0].lineno, col_offset=0)
     return ast.increment_lineno(ast.fix_missing_locations(definition), first_line - 1)
+
+
+def _start(code, first_line, indent):
+    """(line, column) where the expression of a lambda begins, in the text that its lines are without their indent."""
+    found = code.co_positions()
+    positions = [(line, column) for line, _, column, end in found if None not in (line, end) and end > column]
+    line, column = min(positions, default=(0, 0))
+    return line - first_line + 1, column - indent
 
 
 def _lines_of_text(function):

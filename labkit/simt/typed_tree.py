@@ -16,7 +16,7 @@ import operator
 from dataclasses import replace
 
 import numpy as np
-from numba.core import types
+from numba.core import registry, types
 from numba.np import numpy_support
 
 from labkit.simt.codegen.types import collective_type
@@ -369,7 +369,9 @@ class _Flow:
             return ty.typeof(e.attr)
         if isinstance(ty, types.Complex) and e.attr in ("real", "imag"):
             return ty.underlying_float
-        return None
+        if isinstance(ty, types.BaseNamedTuple):
+            return ty[ty.fields.index(e.attr)] if e.attr in ty.fields else None
+        return None if ty is None else registry.cpu_target.typing_context.resolve_getattr(ty, e.attr)
 
     def _subscript(self, e, env):
         ty, index = self.type(e.value, env), self.type(e.slice, env)
@@ -406,6 +408,12 @@ class _Flow:
                 return _SCALARS[function.attr]
             return _result(getattr(_MODULES[function.value.id], function.attr, None), arg_types)
         name = function.id if isinstance(function, ast.Name) else ""
+        made = self.owner.program.objects.get(name)
+        if made is not None and None not in arg_types:
+            if hasattr(made, "_fields"):
+                return types.NamedTuple(arg_types, made)
+            signature = signature_of(made, *arg_types)
+            return signature and signature.return_type
         if name == "_view" and isinstance(e.args[1], ast.Attribute) and e.args[1].attr in _SCALARS:
             to = _SCALARS[e.args[1].attr]
             return types.Array(to, arg_types[0].ndim, "A") if isinstance(arg_types[0], types.Array) else (
@@ -433,7 +441,9 @@ class _Flow:
         return arg_types[0].dtype if isinstance(arg_types[0], types.Array) else None
 
     def _overloadcall(self, e, env):
-        arg_types = tuple(self.type(a, env) for a in e.args)
+        constants = [getattr(a, "value", None) if isinstance(a, ast.Constant) else None for a in e.args]
+        arg_types = tuple(types.literal(value) if isinstance(value, (int, str)) else self.type(a, env)
+                          for a, value in zip(e.args, constants, strict=True))  # fmt: skip
         if self.rewriting and None not in arg_types:
             self.owner.chosen(e, arg_types)
 

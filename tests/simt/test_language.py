@@ -84,8 +84,8 @@ def gathered(first, *rest):
 
 
 NAMES = {name: globals()[name] for name in (
-    "PARTICLE", "Point", "Color", "Size", "area", "weighted", "total", "fibonacci", "factorial", "is_even", "endless", "gathered",
-    "np", "float64")}  # fmt: skip
+    "PARTICLE", "Point", "Color", "Size", "area", "weighted", "total", "fibonacci", "factorial", "is_even", "endless",
+    "gathered", "np", "float64")}  # fmt: skip
 
 
 def launched(body, *args, threads=1, arguments=None):
@@ -277,7 +277,7 @@ def test_recursion_that_is_too_deep_is_a_fault_with_the_line():
 
 
 @pytest.mark.parametrize("body, words", [
-    ("out[0] = spread(1, x=2)", r"spread takes \*\*kwargs"),
+    ("out[0] = spread(1, y=2)", r"spread takes \*\*kwargs"),
     ("t = (1, 2)\nout[0] = gathered(1, *t)", r"gathered takes \*args, and the length of t is not known"),
     ("def f(x):\n    return x\ndef f(x):\n    return 2\nout[0] = f(1)", "the function f is defined twice"),
 ])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numba
 import numba.extending
+import numpy as np
 from numba.core import imputils
 from numba.core.datamodel import models as core_models
 from numba.core.typing import templates
@@ -203,10 +204,17 @@ def _of_testing():
     skipped |= {"skip_if_cuda_includes_missing": toolkit, "skip_if_curand_kernel_missing": toolkit}
     return {
         **run, **skipped, "skip_if_cudadevrt_missing": always, "xfail_unless_cudasim": unittest.expectedFailure,
-        "unittest": unittest, "TestCase": TestCase, "CUDATestCase": type("CUDATestCase", (TestCase,), {}),
+        "unittest": unittest, "TestCase": TestCase,
+        "CUDATestCase": type("CUDATestCase", (TestCase,), {"FLOAT16_RTOL": np.finfo(np.float16).eps}),
         "ContextResettingTestCase": type("ContextResettingTestCase", (TestCase,), {}), "ForeignArray": ForeignArray,
         "cc_X_or_above": lambda major, minor: (major, minor) <= (9, 0), "test_data_dir": Path("data"),
     }  # fmt: skip
+
+
+def _config():
+    """Numba's settings, and numba-cuda's own: a kernel cannot allocate arrays."""
+    vars(numba.config).setdefault("CUDA_ENABLE_NRT", False)
+    return numba.config
 
 
 class ForeignArray:
@@ -238,7 +246,7 @@ def _vectorizer(make):
 
 # Submodule: what makes its names, when it is first imported.
 MODULES = {
-    "": lambda: {"config": numba.config, "HAS_NUMBA": True, "implementation": "labkit.simt"},
+    "": lambda: {"config": _config(), "HAS_NUMBA": True, "implementation": "labkit.simt"},
     "api": lambda: _public(api),
     "api_util": dict,
     "args": lambda: {"ArgHint": ArgHint, "In": api.In, "Out": api.Out, "InOut": api.InOut},
