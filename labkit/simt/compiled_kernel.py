@@ -43,7 +43,7 @@ class CompiledKernel:
         try:
             with _quicker_compiles():
                 self.function.compile(signature)
-        except NumbaError as error:
+        except (NumbaError, NotImplementedError) as error:
             raise type_error(program, error, module.SOURCE) from error
         except UnsupportedError as error:  # of an intrinsic, as it makes its code
             raise UnsupportedError.at(program.name, program.filename, program.line, error.sentence) from error

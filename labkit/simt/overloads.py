@@ -37,6 +37,9 @@ def _templates_of(function):
 
 def is_typed(function):
     """Whether a program has registered types for calls of this, with `numba.extending.type_callable`, say."""
+    of = getattr(function, "__module__", None) or "builtins"
+    if of.partition(".")[0] in ("numpy", "numba", "math", "cmath", "builtins", "operator"):
+        return False
     return any(not hasattr(template, "_overload_func") for template in _templates_of(function))
 
 
@@ -69,7 +72,8 @@ def overloads_of(function):
     if isinstance(function, Member):
         templates = _members(len(builtin_registry.attributes)).get(function, [])
     else:
-        templates = [each for each in _templates_of(function) if hasattr(each, "_overload_func")]
+        templates = [each for each in _templates_of(function) if hasattr(each, "_overload_func")
+                     and not each._overload_func.__module__.startswith(_OF_NUMBA)]  # fmt: skip
     ranks = {id(each): _TARGETS.index(target) for each in templates
              if (target := each.metadata.get("target", "generic")) in _TARGETS}  # fmt: skip
     return sorted((each for each in templates if id(each) in ranks), key=lambda each: ranks[id(each)])

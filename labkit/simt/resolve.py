@@ -77,7 +77,7 @@ _OPERATORS = {
 }  # fmt: skip
 _OPERATORS_OF_ONE = {"neg": ast.USub, "pos": ast.UAdd, "invert": ast.Invert, "inv": ast.Invert, "not_": ast.Not}
 _COMPARISONS = {"lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE, "eq": ast.Eq, "ne": ast.NotEq}
-METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
+METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum", "transpose"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 REFUSED_EXPRESSIONS = {
     ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
@@ -87,7 +87,7 @@ REFUSED_EXPRESSIONS = {
 }  # fmt: skip
 REFUSED_STATEMENTS = {
     ast.With: "a with statement", ast.Try: "a try statement",
-    ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
+    ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import",
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
 }  # fmt: skip
 
@@ -124,6 +124,11 @@ class Resolver:
         return body
 
     def _pass(self, s):
+        return []
+
+    def _global(self, s):
+        for name in set(s.names) & self.scope.locals:
+            self.scope.refuse(s, f"{name} is global, and device code cannot assign to it")
         return []
 
     def _break(self, s):
@@ -555,6 +560,10 @@ class Resolver:
                 if func.attr == "bit_count":
                     return at_line(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
                 value = self.expression(func.value)
+                if func.attr == "transpose":
+                    if node.args:
+                        self.scope.refuse(node, "the method .transpose() takes no arguments in device code")
+                    return at_line(ast.Attribute(value, "T", ast.Load()), node)
                 program, name = self.program, value.id if isinstance(value, ast.Name) else None
                 is_array = name in program.params or name in program.shared or name in program.local
                 if func.attr == "view" and not is_array:  # of a row, say, or of a number
@@ -627,7 +636,7 @@ class Resolver:
             return self._plain_call(self._object(on_cpu(target)), arguments, node)
         if callable(target) and overloads_of(target):
             return self._overloaded(target, node)
-        if callable(target) and is_typed(target) and getattr(target, "__module__", "").partition(".")[0] != "numpy":
+        if callable(target) and is_typed(target):
             return self._plain_call(self._object(target), arguments, node)
         if isinstance(target, python_types.FunctionType):
             name = ast.unparse(func)

@@ -1,7 +1,6 @@
 """The source of a Python function, as a tree: of a file, a notebook's cell, `python -c`, or a text given to exec()."""
 
 import ast
-import collections
 import inspect
 import linecache
 import sys
@@ -13,7 +12,8 @@ from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import copied
 
 _SOURCES = weakref.WeakKeyDictionary()
-_TEXTS = collections.deque(maxlen=500)  # (filename, text) of the latest texts that were compiled
+_TEXTS = {}  # (filename, text) of the latest texts that were compiled
+_MOST_TEXTS = 5000
 
 
 def read_source(function):
@@ -117,8 +117,10 @@ def _keep_text(event, args):
     """Keep what a program gives to exec(): a kernel may be defined in it."""
     if event == "compile" and isinstance(args[1], str) and args[1].startswith("<") and args[0]:
         text = args[0].decode("utf-8", "replace") if isinstance(args[0], bytes) else args[0]
-        if isinstance(text, str) and ("def " in text or "lambda" in text) and (args[1], text) not in _TEXTS:
-            _TEXTS.append((args[1], text))
+        if isinstance(text, str) and ("def " in text or "lambda" in text):
+            _TEXTS[args[1], text] = None
+            if len(_TEXTS) > _MOST_TEXTS:
+                del _TEXTS[next(iter(_TEXTS))]
 
 
 sys.addaudithook(_keep_text)

@@ -1,6 +1,5 @@
 """Where the source of a kernel comes from, and what is refused without one; recursion."""
 
-import collections
 import math
 import sys
 
@@ -21,7 +20,8 @@ TEXT = "import math\n\ndef first(x):\n    return x\n\ndef second(x):\n    return
 @pytest.fixture
 def no_texts(monkeypatch):
     """As for a text that was given to exec() before labkit.simt was imported."""
-    monkeypatch.setattr(sources, "_TEXTS", collections.deque(maxlen=0))
+    monkeypatch.setattr(sources, "_MOST_TEXTS", 0)
+    monkeypatch.setattr(sources, "_TEXTS", {})
 
 
 def test_the_text_of_python_c_is_read(monkeypatch, no_texts):
