@@ -211,9 +211,43 @@ def test_tuples_and_what_runs_over_arrays(body, args, expected):
     assert launched(body, *args, out()) == [expected]
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_a_named_tuple_is_kept_across_a_barrier(made):
+    @cuda.jit
+    def mirrored(given, out):
+        t = cuda.threadIdx.x
+        point = Point(t, float64(1)) if made else given
+        if t == 40:
+            point = given
+        tile = cuda.shared.array(32, float64)
+        tile[t] = point.x
+        cuda.syncthreads()
+        out[t] = tile[31 - t] + point.y
+
+    expected = [32.0 - t if made else 5.0 for t in range(32)]
+    assert both(mirrored[1, 32], Point(2, 3.0), out(32))[-1].tolist() == expected
+
+
 def test_a_named_tuple_takes_its_fields():
     with pytest.raises(UnsupportedError, match=r"kernel, line 4: Point takes \(x, y\)"):
         launched("p = Point(1, z=2)\nout[0] = p.x", out())
+
+
+@pytest.mark.parametrize("body, expected", [
+    ("out[0] = a[1].view(np.int64)", np.float64(2).view(np.int64)),
+    ("out[0] = a[1:].view(np.int64)[0]", np.float64(2).view(np.int64)),
+    ("out[0] = a.reshape((1, 2)).transpose()[1, 0]", 2),
+    ("global area\nout[0] = area(Point(2, 3))", 6),
+])
+def test_views_of_numbers_and_what_else_is_seldom_written(body, expected):
+    assert launched(body, np.array([1.0, 2.0]), out()) == [expected]
+
+
+@pytest.mark.parametrize("body", ["out[0] = np.random.rand()", "out[0] = np.sum(out)", "out[0] = np.round(out[0])",
+                                  "out[0] = isinstance(out[0], float)", "global area\narea = 3", "out.transpose(0)"])
+def test_what_only_numba_on_a_cpu_has_is_refused(body):
+    with pytest.raises(UnsupportedError, match=r"kernel, line \d+: "):
+        kernel_of(body, "out", **NAMES)[1, 1](out())
 
 
 # ---------------------------------------------------------------- functions
