@@ -13,6 +13,7 @@ What a program sees
     streams.py    streams and events
     devices.py    what the device says of itself
     random.py     random numbers in kernels; reduction.py: cuda.reduce
+    extending.py  numba.cuda.extending: overloads and types of a program's own
     ptx.py        the intrinsics of labkit.ptx: their names and documentation
     errors.py     what can go wrong
     supported.py  the page that lists all this, data/cpu-device.md
@@ -21,7 +22,9 @@ What a program sees
 From a kernel's source to code
     ir.py         the typed tree of a kernel, which both runs share
     rewrite.py    source -> its tree, in these steps:
+      sources.py      the source of a Python function
       scope.py        what the names of a function mean
+      overloads.py    functions that are chosen by the types of their arguments
       resolve.py      names resolved; what a GPU does not have refused, with the line
       flatten.py      barriers out of expressions; device functions with barriers inlined
       live_ranges.py  variables split that are several at once
@@ -46,6 +49,7 @@ For programs that know nothing of labkit
 In plain Python
     interpreter.py    the same tree, for kernels whose warps wait for one another, and launches whose threads do
     typed_numbers.py  its numbers, and operators with Numba's types
+    typed_arrays.py   its arrays and records
     typed_tree.py     the types of its variables: one where paths meet, as in compiled code
     undefined.py      what depends on an undefined value: a test, and what it chooses
     ptx_interpreted/  what labkit.ptx's intrinsics do there

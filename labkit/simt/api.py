@@ -3,6 +3,8 @@
 A name of numba.cuda that is missing here raises AttributeError with the reason.
 """
 
+import importlib
+
 from numba.core import types
 
 from labkit.simt import errors, random
@@ -37,16 +39,19 @@ def declare_device(name, signature, link=None, use_cooperative=False, abi="numba
 NEEDS_GPU = {
     "compile", "compile_ptx", "compile_all", "compile_for_current_device", "compile_ptx_for_current_device", "CUSource",
     "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager",
-    "nvvm", "driver", "cudadrv", "extending", "bf16", "fp8", "devicearray",
+    "nvvm", "driver", "cudadrv", "bf16", "fp8", "devicearray",
 }  # fmt: skip
 
 
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
+    if name == "extending":
+        return importlib.import_module("labkit.simt.extending")
     if name in NEEDS_GPU:
         raise AttributeError(f"cuda.{name} needs a GPU: it is not supported by the CPU device")
     raise AttributeError(f"cuda.{name} is not supported by the CPU device")
 
 
-__all__ = [name for name in globals() if not name.startswith("_") and name not in ("NEEDS_GPU", "VECTOR_TYPES")]
+__all__ = [name for name in globals() if not name.startswith("_")
+           and name not in ("NEEDS_GPU", "VECTOR_TYPES", "importlib")]  # fmt: skip

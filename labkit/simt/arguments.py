@@ -1,5 +1,7 @@
 """The arguments of a launch: which values a kernel takes, and how host arrays travel to it and back."""
 
+import enum
+
 import numba
 import numpy as np
 from numba.core import registry, types
@@ -66,7 +68,7 @@ def argument_value(kernel, name, value):
     who = f"{kernel.__name__}: argument {name!r}"
     value = host_view(value)
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject or value.dtype.kind in "SUOmM":
+        if value.dtype.hasobject:
             raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
         _check_aligned(who, value.dtype)
         return value
@@ -74,7 +76,7 @@ def argument_value(kernel, name, value):
         return np.float32(value)
     if isinstance(value, tuple):
         return tuple_like(value, (argument_value(kernel, f"{name}[{k}]", part) for k, part in enumerate(value)))
-    if isinstance(value, (bool, int, float, complex, np.generic, TensorMap)):
+    if isinstance(value, (bool, int, float, complex, np.generic, TensorMap, enum.Enum)):
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
         return value

@@ -5,6 +5,7 @@ and NumPy, the kernel's source, the types of its arguments, the settings and the
 loaded; and nothing damaged, for the store checks each file before it gives it out.
 """
 
+import enum
 import functools
 import hashlib
 import linecache
@@ -46,19 +47,25 @@ def _store():
     return _store_in(cache_directory())
 
 
-def load_module(name, make_source):
-    """The generated module of this name, from the store, or made and put there. SOURCE is its text."""
-    cached = _store().load(f"{name}.py")
+def load_module(name, make_source, objects):
+    """The generated module of this name, from the store, or made and put there. SOURCE is its text.
+
+    objects: what it finds under names that it does not define. What these are compiled to may change, and the name
+    does not say so: only named tuples and enums are kept.
+    """
+    is_kept = all(isinstance(each, type) and issubclass(each, (tuple, enum.Enum)) for each in objects.values())
+    cached = _store().load(f"{name}.py") if is_kept else None
     source = make_source() if cached is None else cached.decode()
-    if cached is None:
+    if cached is None and is_kept:
         _store().save(f"{name}.py", source.encode())
     module = types.ModuleType(f"labkit_simt_cache.{name}")
     module.__file__, module.SOURCE = f"<labkit.simt {name}>", source
     linecache.cache[module.__file__] = len(source), None, source.splitlines(keepends=True), module.__file__
     sys.modules[module.__name__] = module
+    vars(module).update(objects)
     exec(compile(source, module.__file__, "exec"), vars(module))
     for function in vars(module).values():
-        if isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
+        if is_kept and isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
             function._cache = KeptCode(_store, f"{name}.{function.py_func.__name__}")
     return module
 

@@ -12,6 +12,7 @@ from labkit.simt.cache import is_code_cached, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
 from labkit.simt.codegen.liveness import replaced
+from labkit.simt.errors import UnsupportedError
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
@@ -30,7 +31,7 @@ class CompiledKernel:
         def source():
             return Generator(program, all_types, is_checked(), ordered=ordered, flat=flat).generate()
 
-        self._load(load_module(name, source), all_types)
+        self._load(load_module(name, source, program.objects), all_types)
 
     def _load(self, module, all_types):
         """Compile the generated module for its one signature, or take what the cache has."""
@@ -42,10 +43,16 @@ class CompiledKernel:
         try:
             with _quicker_compiles():
                 self.function.compile(signature)
-        except NumbaError as error:
+        except (NumbaError, NotImplementedError) as error:
             raise type_error(program, error, module.SOURCE) from error
+        except UnsupportedError as error:  # of an intrinsic, as it makes its code
+            raise UnsupportedError.at(program.name, program.filename, program.line, error.sentence) from error
         self.entry = self.function.overloads[signature].entry_point
         self.function.disable_compile()
+
+    @property
+    def cooperative(self):
+        return self.program.cooperative
 
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
         """The largest grid that cg.this_grid().sync() can hold together, in blocks."""
@@ -65,6 +72,7 @@ class InterpretedKernel:
         self.program = program
         self.static_bytes = shared_bytes(program)
 
+    cooperative = CompiledKernel.cooperative
     max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
 
 
@@ -81,6 +89,10 @@ def _constants(program):
 
 def _named(program, argument_types, ordered, flat):
     """(name in the cache, types of constants and arguments)."""
+    for ty in argument_types:  # the code makes such tuples anew where it keeps them across a barrier
+        made = getattr(ty, "instance_class", None)
+        if made is not None and made not in program.objects.values():
+            program.objects[f"_object{len(program.objects)}"] = made
     all_types = (*map(numba.typeof, _constants(program)), *argument_types)
     settings = map(str, (all_types, is_checked(), ordered, flat))
     fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])

@@ -169,13 +169,26 @@ class KernelAssertionError(DeviceFault, AssertionError):
     """An assert in a kernel was false, or the kernel raised."""
 
 
+_OF_PROGRAMS = {}  # names of exceptions that are not Python's -> the classes
+
+
+def name_of_raised(kind):
+    """The name of an exception that a kernel raises, by which raised_error finds its class."""
+    name = kind.__name__
+    if getattr(builtins, name, None) is kind:
+        return name
+    while _OF_PROGRAMS.setdefault(name, kind) is not kind:  # another class of this name
+        name += "_"
+    return name
+
+
 @functools.cache
 def raised_error(kind):
     """The class of error for an exception that a kernel raised, by its name; empty for an assert.
 
     It is that exception too, so that `except ValueError` around a launch does here what it does on a GPU.
     """
-    original = getattr(builtins, kind, None) if kind else None
+    original = _OF_PROGRAMS.get(kind) or (getattr(builtins, kind, None) if kind else None)
     if not (isinstance(original, type) and issubclass(original, Exception)) or original in (Exception, AssertionError):
         return KernelAssertionError
     try:

@@ -156,6 +156,14 @@ class ToPython(Lowering):
         name = "_constant_power" if is_constant else f"_{type(op).__name__}"
         return ast.Call(ast.Name(name, ast.Load()), [left, right], [])
 
+    def visit_Compare(self, node):
+        """`is`, of numbers, is `==`: compiled code has no objects. That of None and of an enum's members stays."""
+        self.generic_visit(node)
+        if len(node.ops) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            same = ast.Call(ast.Name("_is", ast.Load()), [node.left, *node.comparators], [])
+            return same if isinstance(node.ops[0], ast.Is) else ast.UnaryOp(ast.Not(), same)
+        return node
+
     def visit_UnaryOp(self, node):
         if isinstance(node.op, ast.Not) or integer_literal(node) is not None:
             return self.generic_visit(node)

@@ -1,6 +1,7 @@
 """Numbers, functions and arrays as an interpreted kernel sees them."""
 
 import cmath
+import enum
 import functools
 import math
 import operator
@@ -14,6 +15,7 @@ from labkit.simt import undefined
 from labkit.simt.arguments import tuple_like
 from labkit.simt.runtime import fp16, libdevice, vector_types
 from labkit.simt.runtime.signatures import signature_of
+from labkit.simt.typed_arrays import typed_scalar
 from labkit.simt.typed_numbers import converter
 
 
@@ -23,6 +25,10 @@ class _Numpy:
     def __getattr__(self, name):
         member = self.__dict__[name] = self._find(name)
         return member
+
+    @staticmethod
+    def ndenumerate(array):
+        return ((position, array[position]) for position in np.ndindex(*array.shape))
 
     @staticmethod
     def _find(name):
@@ -93,6 +99,13 @@ def _pow(x, n):
     return np.power(x, n)
 
 
+def _view(value, dtype):
+    """value.view(dtype), of an array or of a number."""
+    if isinstance(numbers.numba_type(type(value)), types.Number):
+        return typed_scalar(numbers.as_numpy(value).view(dtype.dtype))
+    return value.view(dtype)
+
+
 def _rsqrt(x):
     kind = np.float64 if isinstance(x, int) else type(x)
     return kind(1) / np.sqrt(kind(x))
@@ -152,6 +165,8 @@ FUNCTIONS = {
     **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
     **undefined.FUNCTIONS,
     **numbers.NARROW,
+    "_view": _view,
+    "_is": lambda a, b: a is b if a is None or b is None or isinstance(a, enum.Enum) else a == b,
     "_constant_power": numbers.constant_power,
     "_unsigned_shape": lambda array: tuple(map(numbers.Uint32, array.shape)),
     "_popc": numbers.popc,
@@ -209,37 +224,6 @@ def new_value(op, old, value, extra=None):
         "dec": lambda: value if old == 0 or old > value else old - 1,
         "cas": lambda: extra if old == value else old,
     }[op]()
-
-
-class _Floats(np.ndarray):
-    """A float array as an interpreted kernel sees it: NumPy's, and view() takes the kernel's types."""
-
-    def view(self, dtype):
-        return as_typed_array(np.asarray(self).view(getattr(dtype, "dtype", dtype)))
-
-
-class _Integers(_Floats):
-    """An integer array: its elements are integers of its type, and stores wrap around."""
-
-    def __getitem__(self, index):
-        value = np.ndarray.__getitem__(self, index)
-        if isinstance(value, np.ndarray):
-            return value
-        return converter(value.dtype)(int(value))
-
-    def __iter__(self):
-        return (self[k] for k in range(len(self)))
-
-    def __setitem__(self, index, value):
-        try:
-            np.ndarray.__setitem__(self, index, value)
-        except (OverflowError, ValueError):
-            np.ndarray.__setitem__(self, index, converter(self.dtype)(value))
-
-
-def as_typed_array(array):
-    """An array as interpreted code takes it."""
-    return np.ndarray.view(array, _Integers if array.dtype.kind in "iu" else _Floats)
 
 
 def dtype_of(ty):

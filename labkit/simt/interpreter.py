@@ -42,13 +42,15 @@ from labkit.simt.errors import (
     short_position,
 )
 from labkit.simt.interpreted_source import SPIN, ToPython, python_module
-from labkit.simt.interpreted_values import FUNCTIONS, as_typed_array, dtype_of, new_value
+from labkit.simt.interpreted_values import FUNCTIONS, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.numba_report import problem_of
+from labkit.simt.overloads import InterpretedIntrinsic, is_intrinsic
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
-from labkit.simt.typed_numbers import UNDEFINED, typed_scalar
+from labkit.simt.typed_arrays import as_typed_array, typed_scalar
+from labkit.simt.typed_numbers import UNDEFINED
 from labkit.simt.typed_tree import type_of_value, with_types
 
 
@@ -210,12 +212,14 @@ class Interpreter:
         namespace = {
             **FUNCTIONS,
             **bound,
+            **{n: InterpretedIntrinsic(o) if is_intrinsic(o) else o for n, o in p.objects.items()},
             "_tick": self._tick,
             "_local": self._local,
             "_local_of_device": self._local_of_device,
             "_poison": lambda array: None,
             "_fence": self.fence,
             "_assertion": self._assertion,
+            "_divisor": self._divisor,
             "_id": self._id,
             **self.intrinsics.namespace(),
         }
@@ -244,6 +248,12 @@ class Interpreter:
     def _assertion(self, kind, text):
         line = sys._getframe(1).f_lineno
         self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, text))
+
+    def _divisor(self, value):
+        if isinstance(value, (int, float, np.floating)) and value == 0:
+            line, kind = sys._getframe(1).f_lineno, "ZeroDivisionError"
+            self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, "division by zero"))
+        return value
 
     def _tick(self):
         self.ticks += 1

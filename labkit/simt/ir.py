@@ -113,6 +113,17 @@ class DeviceCall(ast.expr):
     args: list
 
 
+@with_fields
+class OverloadCall(ast.expr):
+    """The call of a function whose overload is not chosen yet. keywords: the names of its last arguments."""
+
+    function: object
+    site: object
+    args: list
+    keywords: list
+    filename: str
+
+
 # ---------------------------------------------------------------- statements
 
 
@@ -191,7 +202,9 @@ class Program:
     shared: dict = field(default_factory=dict)
     local: dict = field(default_factory=dict)
     constants: dict = field(default_factory=dict)
+    objects: dict = field(default_factory=dict)  # named tuples' classes, enums, intrinsics: by name in generated code
     devices: dict = field(default_factory=dict)
+    overloads: list = field(default_factory=list)  # calls whose overload is not chosen yet
     cooperative: bool = False
     has_atomics: bool = False
     has_copies: bool = False  # cp.async
@@ -325,7 +338,7 @@ def fingerprint_of(program):
         elif isinstance(part, (np.ndarray, DeviceNDArray)):
             parts.append("array")  # a hidden argument: its type is known apart, its values are given at the launch
         else:
-            parts.append(repr(part))
+            parts.append(f"{part!r} {getattr(part, '_fields', '')}" if isinstance(part, type) else repr(part))
 
     walk(program)
     return "\n".join(parts)

@@ -19,8 +19,8 @@ from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
 from labkit.simt.ptx import TensorMap
 from labkit.simt.rewrite import rewrite
-from labkit.simt.scope import read_source
 from labkit.simt.settings import LIMITS, current_order, is_checked
+from labkit.simt.sources import read_source
 
 _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",
                 "get_shared_mem_per_block", "inspect_asm", "inspect_llvm", "inspect_sass", "inspect_types",
@@ -157,8 +157,16 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                compiled = self._compiled[key] = self._made(rewrite(self.py_func), key)
+                compiled = self._compiled[key] = self._made(self._rewritten(argument_types), key)
         return compiled
+
+    @property
+    def checks_division(self):
+        """Whether a division by zero is a fault."""
+        return bool(self.options.get("debug")) and not self.options.get("fastmath")
+
+    def _rewritten(self, argument_types):
+        return rewrite(self.py_func, argument_types, self.checks_division)
 
     @staticmethod
     def _made(program, key):
@@ -180,7 +188,7 @@ class Kernel:
         key = self._key(argument_types, flat)
         if key not in self._compiled:
             with _COMPILE_LOCK:
-                program = rewrite(self.py_func)
+                program = self._rewritten(argument_types)
                 if not program.interpreted and not is_cached(
                     program, tuple(map(passed_type, argument_types)), *key[2:]
                 ):
@@ -237,7 +245,7 @@ def _quick_typeof(value):
     if type(value) is np.ndarray:
         flags = value.flags
         key = (value.dtype, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.writeable, flags.aligned)
-    elif isinstance(value, np.number):
+    elif isinstance(value, np.number) and not isinstance(value, np.timedelta64):
         key = type(value)
     else:
         return numba.typeof(value)
@@ -277,5 +285,7 @@ def show(kernel, *args):
         raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
     else:
         argument_types = tuple(numba.typeof(host_view(a)) for a in args)
+    if program.overloads:
+        program = rewrite(kernel.py_func, argument_types)
     constants = [numba.typeof(frozen_constant(a)) for a in program.constants.values()]
     return Generator(program, (*constants, *argument_types), pretty=True).generate()

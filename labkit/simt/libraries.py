@@ -3,6 +3,8 @@
 `rewrite` takes a LibraryFunction for a call of `code`; its implementation is in runtime/ under the same name.
 """
 
+from numba.core import types
+
 from labkit.simt.runtime import fp16 as _fp16
 from labkit.simt.runtime import libdevice as _libdevice
 from labkit.simt.runtime import vector_types as _vector_types
@@ -16,6 +18,9 @@ IMPORTS = {
     "_libdevice": "from labkit.simt.runtime import libdevice as _libdevice",
     "_vector": "from labkit.simt.runtime import vector_types as _vector",
 }
+_C_NAMES = {"char": "int8", "short": "int16", "int": "int32", "long": "int64", "longlong": "int64", "uchar": "uint8",
+            "ushort": "uint16", "uint": "uint32", "ulong": "uint64", "ulonglong": "uint64", "float": "float32",
+            "double": "float64"}  # fmt: skip
 # Functions that the CPU device has already: the code, and the type that the arguments are converted to.
 _ELSEWHERE = {
     "fma": ("_fma", "float64", 3), "fmaf": ("_fma", "float32", 3), "fma_rn": ("_fma", "float64", 3),
@@ -38,6 +43,9 @@ class VectorType(Function):
     def __init__(self, name):
         super().__init__(name, "", f"A vector of {name.partition('x')[0]}: its parts are .x, .y, .z and .w.")
         self.code = f"_vector.{name}"
+        scalar, _, count = name.partition("x")  # as those of numba.cuda.vector_types
+        self.base_type, self.num_elements, self.user_facing_object = getattr(types, scalar), int(count), self
+        self.aliases = [f"{c}{count}" for c, of in _C_NAMES.items() if of == scalar]
 
 
 class Library(Module):
@@ -58,9 +66,6 @@ libdevice = Library(
 )  # fmt: skip
 fp16 = Library("fp16", **_functions("fp16", _fp16))
 VECTOR_TYPES = {name: VectorType(name) for name in _vector_types.CLASSES}
-_C_NAMES = {"char": "int8", "short": "int16", "int": "int32", "long": "int64", "longlong": "int64", "uchar": "uint8",
-            "ushort": "uint16", "uint": "uint32", "ulong": "uint64", "ulonglong": "uint64", "float": "float32",
-            "double": "float64"}  # fmt: skip
 VECTOR_TYPES |= {f"{c}{count}": VECTOR_TYPES[f"{scalar}x{count}"]
                  for c, scalar in _C_NAMES.items() for count in (1, 2, 3, 4)}  # fmt: skip
 

@@ -14,8 +14,10 @@ import warnings
 
 import numpy as np
 from numba.core import types
+from numba.core.errors import NumbaError
+from numba.np import numpy_support
 
-from labkit.simt import libraries, ptx, stubs, u32, unsigned
+from labkit.simt import errors, libraries, ptx, stubs, u32, unsigned
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.ir import (
     BUILTINS,
@@ -28,6 +30,7 @@ from labkit.simt.ir import (
     InlineCall,
     IntrinsicCall,
     Name,
+    OverloadCall,
     Subscript,
     SyncCall,
     assign,
@@ -36,6 +39,7 @@ from labkit.simt.ir import (
     store,
     without_positions,
 )
+from labkit.simt.overloads import Member, is_intrinsic, is_typed, on_cpu, overloads_of
 from labkit.simt.scope import as_type, bind, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
@@ -73,17 +77,17 @@ _OPERATORS = {
 }  # fmt: skip
 _OPERATORS_OF_ONE = {"neg": ast.USub, "pos": ast.UAdd, "invert": ast.Invert, "inv": ast.Invert, "not_": ast.Not}
 _COMPARISONS = {"lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE, "eq": ast.Eq, "ne": ast.NotEq}
-METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
+METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum", "transpose"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 REFUSED_EXPRESSIONS = {
     ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
     ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
-    ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
+    ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
     ast.YieldFrom: "yield", ast.Starred: "a starred expression", ast.NamedExpr: "an assignment expression (:=)",
 }  # fmt: skip
 REFUSED_STATEMENTS = {
-    ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
-    ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
+    ast.With: "a with statement", ast.Try: "a try statement",
+    ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import",
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
 }  # fmt: skip
 
@@ -122,6 +126,11 @@ class Resolver:
     def _pass(self, s):
         return []
 
+    def _global(self, s):
+        for name in set(s.names) & self.scope.locals:
+            self.scope.refuse(s, f"{name} is global, and device code cannot assign to it")
+        return []
+
     def _break(self, s):
         return s
 
@@ -133,6 +142,9 @@ class Resolver:
         stored = self._cached_store(s)
         if stored is not None:
             return stored
+        if self._grid_group(s.value):
+            self.program.cooperative = True
+            return []
         value = self.expression(s.value)
         return at_line(ast.Expr(value), s) if value is not None else []
 
@@ -233,7 +245,7 @@ class Resolver:
         if self.narrow and isinstance(s.target, ast.Name) and type(s.op).__name__ in unsigned.OPERATORS:
             read = ast.copy_location(ast.Name(s.target.id, ast.Load()), s.target)
             return self._assign(at_line(ast.Assign([s.target], ast.BinOp(read, s.op, s.value)), s))
-        return at_line(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
+        return at_line(ast.AugAssign(self.expression(s.target), s.op, self._divisor(s.op, self.expression(s.value))), s)
 
     def _if(self, s):
         test = self.expression(s.test)
@@ -290,7 +302,8 @@ class Resolver:
         """Keep the class and the constants of the exception, in both runs, as a GPU does."""
         raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
         known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
-        name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
+        is_class = known and isinstance(kind, type) and issubclass(kind, Exception)
+        name = errors.name_of_raised(kind) if is_class else "Exception"
         return at_line(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
 
     def _failure(self, kind, details):
@@ -327,7 +340,7 @@ class Resolver:
             array = self.expression(dtype_node.value)
             if isinstance(array, ast.Name) and array.id in self.program.params:
                 dtype = DtypeOf(array.id)
-        if dtype is None:
+        if dtype is None or not isinstance(dtype, DtypeOf) and not _is_numpy_type(dtype):
             self.scope.refuse(node, f"{ast.unparse(dtype_node)} is not a dtype for cuda.{target.name}")
         parts = tuple(int(p) for p in parts)
         space = target.name.split(".")[0]
@@ -410,6 +423,8 @@ class Resolver:
             return ast.copy_location(ast.IfExp(self.expression(node.test), *arms), node)
         if isinstance(node, ast.BoolOp):
             return ast.copy_location(ast.BoolOp(node.op, [self._merged(v) for v in node.values]), node)
+        if isinstance(node, ast.Attribute) and overloads_of(Member(node.attr, False)):
+            return self._overloaded(Member(node.attr, False), ast.copy_location(ast.Call(node, [node.value], []), node))
         if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
             self.scope.refuse(node, f".{node.attr} cannot be used in device code")
         if isinstance(node, ast.Subscript):
@@ -425,7 +440,15 @@ class Resolver:
                 setattr(new, name, self.expression(value))
             elif isinstance(value, list):
                 setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
+        if isinstance(new, ast.BinOp):
+            new.right = self._divisor(new.op, new.right)
         return new
+
+    def _divisor(self, op, value):
+        """What is divided by: where that is asked for, checked not to be zero."""
+        if not self.rewriter.checks_division or not isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
+            return value
+        return at_line(ast.Call(ast.Name("_divisor", ast.Load()), [value], []), value)
 
     def _narrow(self, node):
         """An operator by the rule of unsigned.py."""
@@ -452,6 +475,8 @@ class Resolver:
     def embed(self, obj, node):
         """An expression for a Python object of the kernel's surroundings."""
         source = ast.unparse(node)
+        if isinstance(obj, enum.Enum) and not isinstance(obj, int):
+            return at_line(ast.Attribute(load(self._object(type(obj))), obj.name, ast.Load()), node)
         if isinstance(obj, enum.Enum):
             obj = obj.value
         if isinstance(obj, stubs.Value):
@@ -498,6 +523,28 @@ class Resolver:
                               count=len(node.args))
         return [bound_nodes[p] for p in stub.params if p in bound_nodes]
 
+    def _spread(self, function, node):
+        """A call f(*t) of a device function with t's elements in its place: as many as parameters are left."""
+        stars = [k for k, a in enumerate(node.args) if isinstance(a, ast.Starred)]
+        if len(stars) != 1:
+            self.scope.refuse(node, "a call takes one starred argument")
+        value = node.args[stars[0]].value
+        if isinstance(value, ast.Tuple):
+            parts = value.elts
+        elif any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
+            text = f"{function.__name__} takes *args, and the length of {ast.unparse(value)} is not known"
+            self.scope.refuse(node, text)
+        else:
+            name = self.rewriter.fresh("c")
+            self.names[name] = name
+            self.scope.locals.add(name)
+            self.pending.append(assign(name, self.expression(value), node))
+            left = len(inspect.signature(function).parameters) - len(node.args) + 1 - len(node.keywords)
+            parts = [at_line(ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(k), ast.Load()), node)
+                     for k in range(left)]  # fmt: skip
+        arguments = [*node.args[: stars[0]], *parts, *node.args[stars[0] + 1 :]]
+        return ast.copy_location(ast.Call(node.func, arguments, node.keywords), node)
+
     def _call(self, node):
         func = node.func
         if isinstance(func, ast.Attribute) and func.attr == "sync" and not self.scope.static(func)[0]:
@@ -512,8 +559,21 @@ class Resolver:
             if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
                 if func.attr == "bit_count":
                     return at_line(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
-                method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
+                value = self.expression(func.value)
+                if func.attr == "transpose":
+                    if node.args:
+                        self.scope.refuse(node, "the method .transpose() takes no arguments in device code")
+                    return at_line(ast.Attribute(value, "T", ast.Load()), node)
+                program, name = self.program, value.id if isinstance(value, ast.Name) else None
+                is_array = name in program.params or name in program.shared or name in program.local
+                if func.attr == "view" and not is_array:  # of a row, say, or of a number
+                    parts = [value, *(self.expression(a) for a in node.args)]
+                    return at_line(ast.Call(ast.Name("_view", ast.Load()), parts, []), node)
+                method = ast.Attribute(value, func.attr, ast.Load())
                 return at_line(ast.Call(method, [self.expression(a) for a in node.args], []), node)
+            if isinstance(func, ast.Attribute) and overloads_of(Member(func.attr, True)):
+                whole = ast.copy_location(ast.Call(func, [func.value, *node.args], node.keywords), node)
+                return self._overloaded(Member(func.attr, True), whole)
             if isinstance(func, ast.Attribute):
                 self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code",
                                   problem="unknown method", name=func.attr)
@@ -521,9 +581,16 @@ class Resolver:
         if isinstance(target, stubs.Function):
             return self._call_stub(target, node)
         if is_device_function(target):
+            if any(isinstance(a, ast.Starred) for a in node.args):
+                node = self._spread(target.py_func, node)
             return self._call_device(target.py_func, getattr(target, "signature", None), node)
+        if getattr(builtins, getattr(target, "__name__", ""), 0) is target and target.__name__ not in BUILTINS:
+            self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         resolve = self._merged if target in unsigned.CHOOSING else self.expression
-        arguments = [resolve(a) for a in node.args]
+        if target is print:
+            resolve = self._printed
+        arguments = [at_line(ast.Starred(resolve(a.value), ast.Load()), a) if isinstance(a, ast.Starred) else resolve(a)
+                     for a in node.args]  # fmt: skip
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
@@ -533,10 +600,10 @@ class Resolver:
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
             if target is round and len(arguments) == 2:
                 return self._plain_call("_round_digits", arguments, node)
-            if target.__name__ in BUILTINS:
-                self.program.prints |= target is print
-                return self._plain_call(target.__name__, arguments, node)
-            self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
+            self.program.prints |= target is print
+            return self._plain_call(target.__name__, arguments, node)
+        if target in (np.ndindex, np.ndenumerate):
+            return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if isinstance(target, np.ufunc):
             if target.__name__ not in UFUNCS:
                 name = target.__name__
@@ -558,11 +625,54 @@ class Resolver:
             return self._plain_call(f"_cmath.{target.__name__}", arguments, node)
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)
+        if isinstance(target, type) and issubclass(target, tuple) and hasattr(target, "_fields"):
+            name = self._object(target)
+            given = {k.arg: self.expression(k.value) for k in node.keywords}
+            if set(given) != set(target._fields[len(arguments) :]):
+                self.scope.refuse(node, f"{ast.unparse(func)} takes ({', '.join(target._fields)})")
+            arguments += [given[field] for field in target._fields[len(arguments) :]]
+            return at_line(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
+        if is_intrinsic(target):
+            return self._plain_call(self._object(on_cpu(target)), arguments, node)
+        if callable(target) and overloads_of(target):
+            return self._overloaded(target, node)
+        if callable(target) and is_typed(target):
+            return self._plain_call(self._object(target), arguments, node)
         if isinstance(target, python_types.FunctionType):
             name = ast.unparse(func)
             self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)",
                               problem="host function", name=name)
         self._refuse_call(node)
+
+    def _object(self, target):
+        """The name of an object in the generated code."""
+        name = next((n for n, known in self.program.objects.items() if known is target), None)
+        name = name or f"_object{len(self.program.objects)}"
+        self.program.objects[name] = target
+        return name
+
+    def _printed(self, node):
+        """What print() is given: cuda.threadIdx and its kind as a tuple."""
+        known, obj = self.scope.static(node) if isinstance(node, (ast.Name, ast.Attribute)) else (False, None)
+        parts = [obj.x, obj.y, obj.z] if known and isinstance(obj, stubs.Dim3) else None
+        return self.expression(node) if parts is None else self.embed(tuple(parts), node)
+
+    def _overloaded(self, function, node):
+        """The call of a function by its overload, once that is chosen for the types of the arguments."""
+        site = self.scope.site(node)
+        chosen = self.rewriter.choices.get(site)
+        if chosen:
+            return self._call_device(chosen, None, node)
+        if site in self.rewriter.choices:
+            attribute = at_line(ast.Attribute(self.expression(node.args[0]), function.name, ast.Load()), node)
+            if not function.is_method:
+                return attribute
+            keywords = [ast.keyword(k.arg, self.expression(k.value)) for k in node.keywords]
+            return at_line(ast.Call(attribute, [self.expression(a) for a in node.args[1:]], keywords), node)
+        arguments = [self.expression(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        call = OverloadCall(function, site, arguments, [k.arg for k in node.keywords], self.scope.filename)
+        self.program.overloads.append(at_line(call, node))
+        return call
 
     def _refuse_call(self, node):
         name = ast.unparse(node.func)
@@ -702,6 +812,13 @@ class Resolver:
         if not isinstance(ty, (types.Number, types.Boolean)):
             return value
         return at_line(ast.Call(self._code(type_code(ty), node), [value], []), node)
+
+
+def _is_numpy_type(ty):
+    try:
+        return numpy_support.as_dtype(ty) is not None
+    except NumbaError:
+        return False
 
 
 def _is_scalar_class(obj):

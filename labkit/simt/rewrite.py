@@ -7,27 +7,37 @@ flatten.py takes barriers out of expressions and inlines device functions, live_
 import ast
 import itertools
 
-from labkit.simt import live_ranges, stubs
+from labkit.simt import live_ranges, overloads, stubs
 from labkit.simt.flatten import Flattener, finish_returns
-from labkit.simt.ir import DeviceCall, DeviceSource, Program, check_local_bytes, load
+from labkit.simt.ir import DeviceCall, DeviceSource, Program, at_line, check_local_bytes, copied, load
 from labkit.simt.resolve import Resolver
 from labkit.simt.scope import Scope, bind, is_device_function, own_names, waits
 from labkit.simt.spins import spins
 
+MAX_DEPTH = 300  # of recursion; the interpreted run uses Python's own stack
 
-def rewrite(function):
+
+def rewrite(function, argument_types=None, checks_division=False):
     """The typed tree of a kernel, as a Program.
 
-    Takes the Python function. Raises UnsupportedError, naming the line, for what a kernel may not contain.
+    Takes the Python function; the types of its arguments, which choose between overloads; and whether a division by
+    zero is a fault, as with cuda.jit(debug=True). Raises UnsupportedError, naming the line, for what a kernel may not
+    contain.
     """
-    return Rewriter(function).program()
+    choices = {}
+    program = Rewriter(function, choices, checks_division).program()
+    while program.overloads and argument_types is not None:
+        overloads.choose(program, argument_types, choices)
+        program = Rewriter(function, choices, checks_division).program()
+    return program
 
 
 class Rewriter:
     """The rewrite of one kernel: its Program so far, and state shared by its functions."""
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, choices, checks_division):
+        """choices: the site of a call -> the implementation that overloads gave for it."""
+        self.function, self.choices, self.checks_division = function, choices, checks_division
         self.counter = itertools.count(1)
         self.needs_inline_cache = {}
         self.shared_keys = {}
@@ -36,15 +46,15 @@ class Rewriter:
 
     def program(self):
         scope = Scope(self.function)
-        arguments = scope.definition.args
-        if arguments.defaults or any(arguments.kw_defaults):
-            scope.refuse(scope.definition, "default values of a kernel's parameters are not supported")
+        if scope.definition.args.vararg:
+            scope.refuse(scope.definition, "a kernel cannot have *args")
         self.result = Program(self.function.__name__, scope.filename, scope.definition.lineno, scope.params)
         names = own_names(scope)
         self.result.params = [names[p] for p in scope.params]
         body = self.resolve(scope, names)
         self.result.body = finish_returns(Flattener(self, scope).block(body), "kernel", None, scope)
         self._pass_global_arrays()
+        self._count_depth()
         check_local_bytes(self.result)
         live_ranges.split(self.result.body, self.result.params)
         self.result.spins = spins(self.result.body)
@@ -58,7 +68,7 @@ class Rewriter:
     def refuse_recursion(self, scope):
         if scope.key in self.inlining:
             name = scope.function.__name__
-            message = f"device function {name} calls itself, and recursion is not supported by the CPU device"
+            message = f"device function {name} calls itself and holds a barrier, a collective or a shared array"
             scope.refuse(scope.definition, message, "write it as a loop")
 
     def _pass_global_arrays(self):
@@ -74,6 +84,32 @@ class Rewriter:
             call.args = [*call.args, *map(load, captured[call.function])]
         for name, device in devices.items():
             device.params = [*device.params, *captured[name]]
+
+    def _count_depth(self):
+        """A function that calls itself, also through others, counts how deep it is: a thread's stack has an end."""
+        devices = self.result.devices
+        calls = {name: _nodes(device.body, DeviceCall) for name, device in devices.items()}
+        reached = {name: {call.function for call in inner} for name, inner in calls.items()}
+        for _ in devices:
+            for name in devices:
+                reached[name] = reached[name].union(*(reached[other] for other in reached[name]))
+        recursive = {name for name in devices if name in reached[name]}
+        if not recursive:
+            return
+        deeper = ast.BinOp(load("_depth"), ast.Add(), ast.Constant(1))
+        for caller, inner in [(None, _nodes(self.result.body, DeviceCall)), *calls.items()]:
+            for call in inner:
+                if call.function in recursive:
+                    depth = copied(deeper) if caller in recursive else ast.Constant(0)
+                    call.args = [*call.args, at_line(depth, call)]
+        for name in recursive:
+            device = devices[name]
+            device.params = [*device.params, "_depth"]
+            test = ast.Compare(load("_depth"), [ast.GtE()], [ast.Constant(MAX_DEPTH)])
+            text = f"{name.rpartition('_d')[0]} calls itself {MAX_DEPTH} deep: a GPU's stack holds no more"
+            details = [ast.Constant("RecursionError"), ast.Constant(text)]
+            stop = ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), details, []))
+            device.body = [at_line(ast.If(test, [stop], []), device.body[0]), *device.body]
 
     def fresh(self, stem):
         return f"_{stem}{next(self.counter)}"
@@ -97,13 +133,14 @@ class Rewriter:
                 needed |= waits(target) or target.name == "shared.array"
             elif is_device_function(target):
                 needed |= self.needs_inline(bind(scope, target.py_func, node)[0])
+            elif self.choices.get(scope.site(node)):
+                needed |= self.needs_inline(bind(scope, self.choices[scope.site(node)], node)[0])
         self.needs_inline_cache[key] = needed
         return needed
 
     def device_function(self, callee):
         """Register a device function that stays a function; returns its name in the generated module."""
         scope = Scope(callee)
-        self.refuse_recursion(scope)
         if scope.key in self.device_names:
             return self.device_names[scope.key]
         name = f"{scope.function.__name__}_d{next(self.counter)}"
@@ -111,9 +148,7 @@ class Rewriter:
         names = own_names(scope)
         source = DeviceSource(name, [names[p] for p in scope.params], [], [], scope.filename)
         self.result.devices[name] = source
-        self.inlining.append(scope.key)
         source.body = self.resolve(scope, names, device=source)
-        self.inlining.pop()
         return name
 
 

@@ -1,96 +1,27 @@
-"""The names of one function: its source, its local names, the meaning of the others."""
+"""The names of one function: its local names, and the meaning of the others."""
 
 import ast
 import builtins
 import contextlib
 import enum
 import inspect
-import linecache
-import sys
-import textwrap
 import types as python_types
-import weakref
 from typing import NamedTuple
 
 import numba
 import numpy as np
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
+from numba.np import numpy_support
 
 from labkit.simt import libraries, stubs, unsigned
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError
-from labkit.simt.ir import BUILTINS, copied
+from labkit.simt.ir import BUILTINS
+from labkit.simt.sources import keep_source, read_source
 
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
 _LITERAL_NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
-_SOURCES = weakref.WeakKeyDictionary()
-
-
-def read_source(function):
-    """(FunctionDef with the line numbers of the file, filename) of a Python function.
-
-    Read once, when the function is decorated: the file may be edited before the first launch.
-    """
-    known = _SOURCES.get(function) if isinstance(function, python_types.FunctionType) else None
-    if known is None:
-        known = _SOURCES[function] = _read_source(function)
-    return copied(known[0]), known[1]
-
-
-def _read_source(function):
-    if not isinstance(function, python_types.FunctionType):
-        raise UnsupportedError(f"a kernel must be a Python function, not {type(function).__name__} {function!r}")
-    filename = function.__code__.co_filename
-    linecache.checkcache(filename)
-    try:
-        lines, first_line = inspect.getsourcelines(function)
-    except (OSError, TypeError):
-        lines, first_line = _lines_of_command(function), function.__code__.co_firstlineno
-    if not lines:
-        raise UnsupportedError(
-            f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
-            "a file or a notebook cell; code made by exec() can be written to a file and imported"
-        )
-    if function.__code__.co_name == "<lambda>":
-        return _as_definition(function, lines, first_line), filename
-    if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
-        definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
-        ast.increment_lineno(definition, first_line - 2)
-    else:
-        definition = ast.parse("".join(lines)).body[0]
-        ast.increment_lineno(definition, first_line - 1)
-    if not isinstance(definition, ast.FunctionDef):
-        raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first_line}")
-    definition.decorator_list = []  # the host has run them
-    return definition, filename
-
-
-def _as_definition(function, lines, first_line):
-    """The lambda in these lines as a FunctionDef. It gets a name, under which it can be called in generated code."""
-    try:
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except SyntaxError:  # the lines begin or end within a statement
-        tree = ast.Module([], [])
-    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)
-             and [a.arg for a in node.args.args] == list(function.__code__.co_varnames[: len(node.args.args)])]
-    if len(lambdas) != 1:
-        raise UnsupportedError(f"the lambda at line {first_line} cannot be read: write it with def")
-    function.__name__ = "lambda_"
-    body = ast.copy_location(ast.Return(lambdas[0].body), lambdas[0])
-    definition = ast.FunctionDef(function.__name__, lambdas[0].args, [body], [], lineno=lambdas[0].lineno, col_offset=0)
-    return ast.increment_lineno(ast.fix_missing_locations(definition), first_line - 1)
-
-
-def _lines_of_command(function):
-    """The lines of a function of `python -c TEXT`: Python itself does not keep them."""
-    argv = getattr(sys, "orig_argv", [])
-    if function.__code__.co_filename != "<string>" or "-c" not in argv[:-1]:
-        return []
-    text = argv[argv.index("-c") + 1].splitlines(keepends=True)
-    lines = inspect.getblock(text[function.__code__.co_firstlineno - 1 :])
-    is_it = any(line.split("(")[0].split() == ["def", function.__name__] for line in lines)
-    return lines if is_it else []
 
 
 def _cells(function):
@@ -112,6 +43,68 @@ class Callee(NamedTuple):
     fixed: tuple = ()
 
 
+class LocalFunction(NamedTuple):
+    """A function that a kernel or a device function defines: py_func takes what it uses of its surroundings as well."""
+
+    py_func: object
+
+
+def lift_functions(scope):
+    """Take the functions and lambdas out of a definition: {name: LocalFunction}. Their calls pass what they use of its
+    locals, and a lambda that is an argument becomes a name."""
+    lifter = _Lifter(scope)
+    scope.definition.body = [s for s in map(lifter.visit, scope.definition.body) if s is not None]
+    for node in ast.walk(scope.definition):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in lifter.uses:
+            node.keywords = [*node.keywords, *(ast.copy_location(
+                ast.keyword(name, ast.copy_location(ast.Name(name, ast.Load()), node)), node)
+                for name in lifter.uses[node.func.id])]  # fmt: skip
+    return lifter.functions
+
+
+class _Lifter(ast.NodeTransformer):
+    def __init__(self, scope):
+        self.scope, self.functions, self.uses = scope, {}, {}
+        stores = [n for n in ast.walk(scope.definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        self.outer = {*scope.params, *(n.id for n in stores)}
+
+    def visit_FunctionDef(self, node):
+        self._lift(node.name, node.args, node.body, node)
+
+    def visit_Assign(self, node):
+        target = node.targets[0]
+        if not isinstance(node.value, ast.Lambda) or len(node.targets) > 1 or not isinstance(target, ast.Name):
+            return self.generic_visit(node)
+        self._lift(target.id, node.value.args, [ast.copy_location(ast.Return(node.value.body), node)], node)
+        return None
+
+    def visit_Lambda(self, node):
+        name = f"lambda_{node.lineno}_{node.col_offset}"
+        self._lift(name, node.args, [ast.copy_location(ast.Return(node.body), node)], node)
+        if self.uses[name]:
+            self.scope.refuse(node, f"a lambda that is an argument cannot use the variable {self.uses[name][0]}")
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+    def _lift(self, name, arguments, body, node):
+        if name in self.functions:
+            self.scope.refuse(node, f"the function {name} is defined twice")
+        names = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name)]
+        own = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        self.uses[name] = sorted({n.id for n in names} & self.outer - own - {name})
+        arguments.kwonlyargs = [*arguments.kwonlyargs, *(ast.arg(n) for n in self.uses[name])]
+        arguments.kw_defaults = [*arguments.kw_defaults, *(None for _ in self.uses[name])]
+        definition = ast.copy_location(ast.FunctionDef(name, arguments, body, []), node)
+        if hasattr(ast, "TypeVar"):  # Python 3.12
+            definition.type_params = []
+        module = ast.fix_missing_locations(ast.Module([definition], []))
+        namespace = dict(self.scope.environment)
+        exec(compile(module, self.scope.filename, "exec"), namespace)
+        namespace.update(self.functions)
+        keep_source(namespace[name], definition, self.scope.filename)
+        self.functions[name] = LocalFunction(namespace[name])
+
+
 class Scope:
     """The names of one function: local names, the meaning of the rest. Takes a Python function, or a Callee."""
 
@@ -119,12 +112,14 @@ class Scope:
         function, fixed = function if isinstance(function, Callee) else (function, ())
         self.function = function
         self.definition, self.filename = read_source(function)
+        self.functions = {}  # those that it defines: name -> LocalFunction
         arguments = self.definition.args
-        if arguments.vararg or arguments.kwarg:
-            raise UnsupportedError(f"{function.__name__}: *args and **kwargs are not supported in device code")
+        if arguments.kwarg:
+            raise UnsupportedError(f"{function.__name__}: **kwargs are not supported in device code")
         # functions from one factory share their code and differ in what they close over
         self.key = function.__code__, tuple(map(id, _cells(function))), tuple((n, _identity(v)) for n, v in fixed)
-        self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        rest = [arguments.vararg] if arguments.vararg else []  # a tuple
+        self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *rest, *arguments.kwonlyargs)]
         self.params = [name for name in self.params if name not in dict(fixed)]
         self.environment = dict(function.__globals__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -134,6 +129,8 @@ class Scope:
             except ValueError:
                 self.environment.pop(name, None)
         self.environment.update(fixed)
+        if any(isinstance(n, (ast.FunctionDef, ast.Lambda)) for s in self.definition.body for n in ast.walk(s)):
+            self.functions = lift_functions(self)
         stores = [n for n in ast.walk(self.definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         self.locals = set(self.params) | {n.id for n in stores}
         self.assigned = {}
@@ -175,9 +172,15 @@ class Scope:
         sentence = f"{message}; {instead}" if instead else message
         raise UnsupportedError.at(self.function.__name__, self.filename, node.lineno, sentence, problem, **facts)
 
+    def site(self, node):
+        """What tells one call from the others."""
+        return self.key, node.lineno, node.col_offset
+
     def static(self, node):
         """(True, object) if the expression is a constant of the kernel's surroundings."""
         if isinstance(node, ast.Name):
+            if node.id in self.functions:
+                return True, self.functions[node.id]
             if node.id in self.aliases:
                 return True, self.aliases[node.id]
             if node.id in self.locals:
@@ -210,10 +213,16 @@ class Scope:
             return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)
-            if known and isinstance(base, tuple):
+            if known and isinstance(base, (tuple, enum.EnumMeta)):
                 index_known, index = self.constant(node.slice)
                 if index_known:
                     return True, base[index]
+        if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, (ast.Name, ast.Attribute)):
+            known, function = self.static(node.func)
+            if known and function in (np.finfo, np.iinfo):
+                is_constant, of = self.constant(node.args[0])
+                if is_constant and as_type(of) is not None:
+                    return True, function(numpy_support.as_dtype(as_type(of)))
         return False, None
 
     def integer(self, node):
@@ -245,8 +254,9 @@ class Scope:
 
 def _may_hold_constants(obj):
     """Modules, classes, arrays and numbers: what device code may take an attribute of."""
-    kinds = (python_types.ModuleType, type, np.ndarray, np.generic, np.dtype, DeviceNDArray, tuple, enum.Enum,
-             types.Type, stubs.Module, stubs.Dim3, stubs.Function, stubs.Value, int, float, complex)  # fmt: skip
+    kinds = (python_types.ModuleType, type, np.ndarray, np.generic, np.dtype, np.finfo, np.iinfo, DeviceNDArray,
+             tuple, enum.Enum, types.Type, stubs.Module, stubs.Dim3, stubs.Function, stubs.Value, int, float,
+             complex)  # fmt: skip
     return isinstance(obj, kinds)
 
 
@@ -291,6 +301,12 @@ def bind(scope, function, node):
         bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
     except TypeError as error:
         scope.refuse(node, f"call of device function {function.__name__}: {error}")
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            scope.refuse(node, f"{function.__name__} takes **kwargs, which device code cannot have")
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = ast.Tuple(list(bound.arguments.get(name, ())), ast.Load())
+            bound.arguments[name] = ast.copy_location(rest, node)
     definition, _ = read_source(function)
     assigned = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     in_arrays = _names_in_declarations(definition)
@@ -344,8 +360,6 @@ def as_type(obj):
 
 def type_code(ty):
     """Python source for a scalar Numba type."""
-    if isinstance(ty, types.Record):
-        raise UnsupportedError("shared and local arrays of records are not supported on the CPU device")
     return "_np.bool_" if ty == types.boolean else f"_np.{ty.name}"
 
 

@@ -13,6 +13,7 @@ from labkit.simt import api, libraries, resolve, stubs
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import BUILTINS
 from labkit.simt.jit import JIT_OPTIONS
+from labkit.simt.rewrite import MAX_DEPTH
 from labkit.simt.settings import LIMITS
 
 WIDTH = 116
@@ -62,8 +63,23 @@ def page() -> str:
         "## Refused in kernels",
         *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
         *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),
-        "**Also**: recursion; functions added with `numba.cuda.extending`; functions whose source cannot be read, "
-        "such as those created by `exec`; shared and local arrays of records or vectors.",
+        "**Also**: recursion of device functions that hold a barrier, a collective or a shared array; arrays that a "
+        "kernel allocates, copies or computes with as a whole, which a GPU runs with `NUMBA_CUDA_ENABLE_NRT` alone; "
+        "intrinsics with inline PTX; functions created by `exec` before `labkit.simt` was imported, whose source "
+        "cannot be read; shared and local arrays of vectors. Of what a GPU accepts: `isinstance()`, `match`, `.flat`.",
+        "## What differs from a GPU",
+        "**Faults.** Every access is checked, and an assert or an exception of a kernel stops the launch, with "
+        "`debug=True` or without; on a GPU only with it. A division by zero is a fault with `debug=True` and without "
+        "`fastmath=True`, as on a GPU.",
+        f"**Recursion** ends with a RecursionError at {MAX_DEPTH} calls. A GPU's stack may hold fewer, and does not "
+        "say so.",
+        "**Memory that nothing wrote** is filled with 0xFF, a NaN or -1. A GPU leaves there what was there before.",
+        "**Atomics**: blocks run one after another in a kernel that has any, so that sums of floats repeat exactly.",
+        "**Signatures**: an array of another dtype than the kernel's signature says is refused. A GPU takes its bytes "
+        "for the other dtype.",
+        "**Overloads** are chosen by the types that the tree of a kernel shows; a call whose arguments have types that "
+        "are known to Numba alone is refused. Their signatures are not compared with the function's.",
+        "**`nanosleep` and the fences** take no time, and loads and stores take effect at once and in order.",
         "## On the host",
         *_listed("Names of `cuda`", calls),
         *_listed("Types", scalars),

@@ -112,38 +112,10 @@ def converter(dtype):
     return made
 
 
-def typed_scalar(value):
-    """An argument of a launch as an interpreted kernel has it."""
-    if isinstance(value, np.integer):
-        return converter(value.dtype)(int(value))
-    if isinstance(value, np.void):
-        return RecordValue(value)
-    if type(value) in (float, complex):
-        return (np.float64 if type(value) is float else np.complex128)(value)
-    return value
-
-
 def as_numpy(value):
     """A number as a scalar of NumPy of exactly its type."""
     ty = _NUMBA.get(type(value))
     return value if ty is None else (np.bool_ if ty == types.boolean else numpy_support.as_dtype(ty).type)(value)
-
-
-class RecordValue:
-    """A record that is an argument by itself: its fields are numbers of their types."""
-
-    __slots__ = ("_record", "dtype")
-
-    def __init__(self, record):
-        self._record, self.dtype = record, record.dtype
-
-    def __getitem__(self, name):
-        return typed_scalar(self._record[name])
-
-    def __getattr__(self, name):
-        if name not in self.dtype.names:
-            raise AttributeError(f"a record of {self.dtype} has no field {name}")
-        return self[name]
 
 
 def _integer_converter(cls, bits, signed):

@@ -16,14 +16,15 @@ import operator
 from dataclasses import replace
 
 import numpy as np
-from numba.core import types
+from numba.core import registry, types
 from numba.np import numpy_support
 
 from labkit.simt.codegen.types import collective_type
 from labkit.simt.ir import ID_NAMES, BinOp, DtypeOf, Exit, Inline, Sync, at_line, copied, with_fields
 from labkit.simt.runtime.operators import narrows
 from labkit.simt.runtime.signatures import signature_of, unified
-from labkit.simt.typed_numbers import RecordValue, numba_type
+from labkit.simt.typed_arrays import RecordValue
+from labkit.simt.typed_numbers import numba_type
 
 _OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -37,7 +38,7 @@ _FUNCTIONS = {
     "_trunc": math.trunc, "_math_pow": math.pow, "_cbrt": math.sqrt, "_rsqrt": math.sqrt,
 }  # fmt: skip
 _MODULES = {"_np": np, "_math": math, "_cmath": cmath, "_operator": operator}
-_SAME = {"_popc", "_clz"}  # the type of the argument
+_SAME = {"_popc", "_clz", "_divisor"}  # the type of the argument
 _NUMBERS = (types.Number, types.Boolean)
 
 
@@ -57,9 +58,12 @@ class Converted(ast.expr):
     to: types.Type
 
 
-def with_types(program, arguments):
-    """The program with conversions, for arguments of these types (None: unknown), of its parameters by name."""
-    inference = _Types(program)
+def with_types(program, arguments, chosen=None):
+    """The program with conversions, for arguments of these types (None: unknown), of its parameters by name.
+
+    chosen: called with each OverloadCall and the types of its arguments.
+    """
+    inference = _Types(program, chosen)
     env = {**dict.fromkeys(ID_NAMES, types.int64), **arguments}
     for array in [*program.shared.values(), *program.local.values()]:
         env[array.name] = _array_type(array, arguments)
@@ -92,14 +96,16 @@ def type_of_value(value):
 class _Types:
     """Follows types through a kernel and its device functions."""
 
-    def __init__(self, program):
-        self.program, self.specialised, self.known = program, {}, {}
+    def __init__(self, program, chosen):
+        self.program, self.chosen, self.specialised, self.known = program, chosen, {}, {}
 
     def body(self, statements, env, device):
         """Types of one function; conversions go into its statements. Returns the type of what it returns."""
         flow = _Flow(self, device)
         flow.block(statements, dict(env))
         flow.rewriting = True
+        if device is not None and "_depth" in device.params:  # of its calls of itself nothing is known yet
+            flow.returned = [ty for ty in flow.returned if ty is not None] or flow.returned
         flow.returned = flow.returned and [unified(*flow.returned)]
         flow.block(statements, dict(env))
         return flow.returned[0] if flow.returned else None
@@ -110,11 +116,13 @@ class _Types:
             source = self.program.devices[name]
             env = {**dict.fromkeys(ID_NAMES, types.int64), **dict(zip(source.params, arguments, strict=True))}
             env.update({a.name: _array_type(a, {}) for a in source.local})
-            body = copied(source.body)
-            returned = self.body(body, env, source)
             new = f"{name}_for{len(self.known)}"
+            self.known[name, arguments] = new, None
+            if any(p == "_depth" for p in source.params):  # it calls itself: what its other paths return is known then
+                self.known[name, arguments] = new, self.body(copied(source.body), env, source)
+            body = copied(source.body)
+            self.known[name, arguments] = new, self.body(body, env, source)
             self.specialised[new] = replace(source, name=new, body=body)
-            self.known[name, arguments] = new, returned
         return self.known[name, arguments]
 
 
@@ -354,12 +362,16 @@ class _Flow:
         if isinstance(ty, types.Array):
             if e.attr in ("shape", "strides"):
                 return types.UniTuple(types.int64, ty.ndim)
+            if isinstance(ty.dtype, types.Record) and e.attr in ty.dtype.fields:
+                return _field_of_all(ty, e.attr)
             return types.int64 if e.attr in ("size", "ndim", "itemsize", "nbytes") else ty if e.attr == "T" else None
         if isinstance(ty, types.Record) and e.attr in ty.fields:
             return ty.typeof(e.attr)
         if isinstance(ty, types.Complex) and e.attr in ("real", "imag"):
             return ty.underlying_float
-        return None
+        if isinstance(ty, types.BaseNamedTuple):
+            return ty[ty.fields.index(e.attr)] if e.attr in ty.fields else None
+        return None if ty is None else registry.cpu_target.typing_context.resolve_getattr(ty, e.attr)
 
     def _subscript(self, e, env):
         ty, index = self.type(e.value, env), self.type(e.slice, env)
@@ -372,11 +384,13 @@ class _Flow:
             return ty.dtype if isinstance(ty, types.UniTuple) else None
         if not isinstance(ty, types.Array):
             return None
+        if isinstance(constant, str):
+            return _field_of_all(ty, constant)
         parts = e.slice.elts if isinstance(e.slice, ast.Tuple) else [e.slice]
         if isinstance(e.slice, ast.Name) and isinstance(index, types.BaseTuple):
             parts = [ast.Constant(0)] * len(index)
         views = sum(isinstance(part, ast.Slice) for part in parts)
-        if any(isinstance(part, ast.Constant) and part.value is Ellipsis for part in parts):
+        if any(isinstance(part, ast.Constant) and part.value in (Ellipsis, None) for part in parts):
             return None
         left = ty.ndim - len(parts) + views
         return ty.dtype if left == 0 else types.Array(ty.dtype, left, "A") if left > 0 else None
@@ -394,6 +408,16 @@ class _Flow:
                 return _SCALARS[function.attr]
             return _result(getattr(_MODULES[function.value.id], function.attr, None), arg_types)
         name = function.id if isinstance(function, ast.Name) else ""
+        made = self.owner.program.objects.get(name)
+        if made is not None and None not in arg_types:
+            if hasattr(made, "_fields"):
+                return types.NamedTuple(arg_types, made)
+            signature = signature_of(made, *arg_types)
+            return signature and signature.return_type
+        if name == "_view" and isinstance(e.args[1], ast.Attribute) and e.args[1].attr in _SCALARS:
+            to = _SCALARS[e.args[1].attr]
+            return types.Array(to, arg_types[0].ndim, "A") if isinstance(arg_types[0], types.Array) else (
+                to if isinstance(arg_types[0], types.Number) else None)
         if name in _SAME:
             return arg_types[0]
         if name == "_unsigned_shape":
@@ -416,6 +440,13 @@ class _Flow:
         arg_types = [self.type(a, env) for a in e.args]
         return arg_types[0].dtype if isinstance(arg_types[0], types.Array) else None
 
+    def _overloadcall(self, e, env):
+        constants = [getattr(a, "value", None) if isinstance(a, ast.Constant) else None for a in e.args]
+        arg_types = tuple(types.literal(value) if isinstance(value, (int, str)) else self.type(a, env)
+                          for a, value in zip(e.args, constants, strict=True))  # fmt: skip
+        if self.rewriting and None not in arg_types:
+            self.owner.chosen(e, arg_types)
+
     def _devicecall(self, e, env):
         arg_types = tuple(self.type(a, env) for a in e.args)
         name = getattr(e, "generic", e.function)
@@ -423,6 +454,15 @@ class _Flow:
         if self.rewriting:
             e.generic, e.function = name, new
         return returned
+
+
+def _field_of_all(ty, name):
+    """The type of a field of all records of an array."""
+    if not isinstance(ty.dtype, types.Record) or name not in ty.dtype.fields:
+        return None
+    field = ty.dtype.typeof(name)
+    is_array = isinstance(field, types.NestedArray)
+    return types.Array(field.dtype if is_array else field, ty.ndim + (field.ndim if is_array else 0), "A")
 
 
 _SCALARS = {name: getattr(types, name) for name in (

@@ -21,8 +21,10 @@ class ToTracked(ToPython):
     """The tree -> Python, with tests that say what depends on them."""
 
     def visit_Compare(self, node):
-        self.generic_visit(node)
         name = type(node.ops[0]).__name__
+        if name in ("Is", "IsNot"):
+            return super().visit_Compare(node)
+        self.generic_visit(node)
         if len(node.ops) > 1 or name not in _COMPARISONS:
             return node
         return _call(f"_{name}", node.left, node.comparators[0])

@@ -17,7 +17,8 @@ from numba.core.errors import NumbaError
 from labkit.simt import stubs
 from labkit.simt.arrays import DeviceNDArray, as_cuda_array, is_cuda_array
 from labkit.simt.errors import KernelTypeError, UnsupportedError, file_label
-from labkit.simt.scope import is_device_function, read_source
+from labkit.simt.scope import is_device_function
+from labkit.simt.sources import read_source
 
 __all__ = ["guvectorize", "vectorize"]
 

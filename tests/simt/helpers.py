@@ -5,6 +5,7 @@ import linecache
 import textwrap
 import zlib
 
+import numpy as np
 import pytest
 
 from labkit import cuda, observe
@@ -30,6 +31,18 @@ def run(way, configured, *args):
     else:
         report = observe(configured, *args)
         assert report.ok and not report.findings, str(report)
+
+
+def both(launch, *args):
+    """The arrays among the arguments as a launch leaves them, and as an observation does: they must be equal."""
+    compiled, observed = ([np.array(a) if isinstance(a, np.ndarray) else a for a in args] for _ in range(2))
+    launch(*compiled)
+    report = observe(launch, *observed)
+    assert report.ok, report.findings
+    for one, other in zip(compiled, observed, strict=True):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_array_equal(other, one)
+    return compiled
 
 
 def kernel_of(body, arguments="x, y", name="kernel", **names):

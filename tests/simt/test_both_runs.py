@@ -28,21 +28,9 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     UnsupportedError,
 )
-from tests.simt.helpers import WAYS, kernel_of, run
+from tests.simt.helpers import WAYS, both, kernel_of, run
 
 pytestmark = pytest.mark.cpu_device
-
-
-def both(launch, *args):
-    """The arrays among the arguments as a launch leaves them, and as an observation does: they must be equal."""
-    compiled, observed = ([np.array(a) if isinstance(a, np.ndarray) else a for a in args] for _ in range(2))
-    launch(*compiled)
-    report = observe(launch, *observed)
-    assert report.ok, report.findings
-    for one, other in zip(compiled, observed, strict=True):
-        if isinstance(one, np.ndarray):
-            np.testing.assert_array_equal(other, one)
-    return compiled
 
 
 def result(launch, *args):

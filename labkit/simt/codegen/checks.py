@@ -79,7 +79,7 @@ class Checker(Lowering):
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return False
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return not any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts)
+        return not any(isinstance(part, ast.Slice) or _is_no_index(part) for part in parts)
 
     def _site(self, node, filename, text="@"):
         """Return the index of this source site. text: its source code, @ for the array."""
@@ -106,12 +106,16 @@ class Checker(Lowering):
         """x[i, 2:5] and x[..., j]: each integer is checked against its axis, from the end after an ellipsis."""
         items = node.slice.elts
         array = self.visit(node.value)
-        parts, axes = [], [*range(len(items))]
+        parts, axes, axis = [], [], 0
         for k, part in enumerate(items):
-            if _is_ellipsis(part):
-                axes[k:] = [axis - len(items) for axis in axes[k:]]
+            if _is_no_index(part):  # a new axis, or an ellipsis, after which axes are counted from the end
+                axes.append(None)
+                axis = axis if part.value is None else -sum(not _is_no_index(p) for p in items[k:])
+            else:
+                axes.append(axis)
+                axis += 1
         for k, part in zip(axes, items, strict=True):
-            if isinstance(part, ast.Slice) or _is_ellipsis(part):
+            if isinstance(part, ast.Slice) or k is None:
                 parts.append(self.generic_visit(part))
             else:
                 form = ", ".join("#" if p is part else _source(p) for p in items)
@@ -151,6 +155,13 @@ class Checker(Lowering):
             text = "|".join(part.value for part in node.args)
             location = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.line, text))]
             return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *location, *zeros], [])
+        if isinstance(node.func, ast.Name) and node.func.id == "_divisor":
+            value = self.visit(node.args[0])
+            if self.out.pretty:
+                return value
+            thread = ast.Constant(0) if self.out.per_block else names("_t")[0]
+            site = ast.Constant(self.out.site(getattr(node, "lineno", self.line), "ZeroDivisionError|division by zero"))
+            return ast.Call(ast.Name("_divisor", ast.Load()), [value, *names("_E"), thread, *names("_b"), site], [])
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3:
             new = self.generic_visit(node)
             new.args[2] = self.step(new.args[2])
@@ -191,8 +202,8 @@ def _is_natural(node):
     return value is not None and 0 <= value < 64
 
 
-def _is_ellipsis(node):
-    return isinstance(node, ast.Constant) and node.value is Ellipsis
+def _is_no_index(node):
+    return isinstance(node, ast.Constant) and (node.value is Ellipsis or node.value is None)
 
 
 def slot(name):

@@ -3,6 +3,8 @@
 import ast
 from dataclasses import replace
 
+from numba.core import types
+
 from labkit.simt.codegen.checks import Checker, slot
 from labkit.simt.codegen.collectives import write_read, write_wait
 from labkit.simt.codegen.memory import Memory, itemsize
@@ -21,11 +23,10 @@ from labkit.simt.codegen.plan import (
     reads,
 )
 from labkit.simt.codegen.types import code_name, variable_types
-from labkit.simt.codegen.writer import Writer, device_functions, imports
+from labkit.simt.codegen.writer import Writer, device_functions
 from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.ir import Exit, contains
 from labkit.simt.live_ranges import split_before_joins
-from labkit.simt.scope import type_code
 
 
 def _planned(program, argument_types, checked):
@@ -81,7 +82,7 @@ class Generator:
         self.out.lines[body_start:body_start] = self.memory.carve_masks(self.masks)
         header = [
             f'"""{p.name} ({file_label(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
-            *imports(p),
+            *self.out.header(p),
         ]
         tail = [f"SITES = {self.out.sites!r}", f"SIZES = {self.memory.sizes!r}"]
         if self.out.pretty:
@@ -212,11 +213,15 @@ class Generator:
             parts = [f"{array}[_t]" for array, _ in self.plan.kept[name]]
             is_tuple = self.plan.kept[name][0][0] != f"_v{name}"
             value = f"({', '.join(parts)},)" if is_tuple else parts[0]
-            if name in self.plan.kept_vectors:
-                value = f"_vector.{self.plan.kept_vectors[name]}({', '.join(parts)})"
+            if name in self.plan.kept_classes:
+                value = f"{self.plan.kept_classes[name]}({', '.join(parts)})"
             view = self.plan.kept_views.get(name)
             if view is not None:
-                value = f"_view_of({value}, {type_code(view.dtype)}, {view.layout!r}, {view.mutable})"
+                is_record = isinstance(view, types.Record)
+                of = self.out.type_code(view if is_record else view.dtype)
+                value = f"_record_of({value}, {of})" if is_record else (
+                    f"_view_of({value}, {of}, {view.layout!r}, {view.mutable})"
+                )
             self.out.line(f"{name} = {value}")
 
     def _store(self):
@@ -229,8 +234,9 @@ class Generator:
                 if name in self.plan.kept_views:
                     value = "_parts"
                     self.out.line(f"_parts = _view_parts({name})")
+                is_vector = self.plan.kept_classes.get(name, "").startswith("_vector.")
                 for k, (array, _) in enumerate(arrays):
-                    part = f".{'xyzw'[k]}" if name in self.plan.kept_vectors else f"[{k}]"
+                    part = f".{'xyzw'[k]}" if is_vector else f"[{k}]"
                     self.out.line(f"{array}[_t] = {value}{part}")
 
     def _statement(self, s, depth):

@@ -49,7 +49,9 @@ class _RefuseWholeArrays(FunctionPass):
                     op = getattr(statement.value, "op", "")
                     if op in ("binop", "inplace_binop", "unary", "arrayexpr"):
                         self._check(state, statement.target, statement.loc)
-                elif isinstance(statement, (ir.SetItem, ir.StaticSetItem)):
+                elif isinstance(statement, (ir.SetItem, ir.StaticSetItem)) and not isinstance(
+                    state.typemap[statement.target.name], types.Record  # a field may be an array
+                ):
                     self._check(state, statement.value, statement.loc)
         return False
 

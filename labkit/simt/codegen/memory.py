@@ -6,7 +6,6 @@ from numba.np import numpy_support
 
 from labkit.simt.codegen.writer import shape_code
 from labkit.simt.runtime.ptx_copies import QUEUE_BYTES
-from labkit.simt.scope import type_code
 
 _ALIGN = 64
 
@@ -44,9 +43,9 @@ class Memory:
                 if array.shape == (0,):  # blocks stand at multiples of the alignment, whatever the dtype
                     shape = f"((_dynamic + {_ALIGN - 1}) // {_ALIGN} * {_ALIGN} // {itemsize(array.dtype)},)"
                 shape, name = f"(_B, {shape[1:]}", f"_all_{name}"
-            out.line(f"{name} = _carve(_scratch, {offset} * _B, {shape}, {type_code(array.dtype)})", array.line)
+            out.line(f"{name} = _carve(_scratch, {offset} * _B, {shape}, {out.type_code(array.dtype)})", array.line)
         for array in p.local.values():
-            code = type_code(array.dtype)
+            code = out.type_code(array.dtype)
             if array.name in plan.local_per_thread:
                 offset = f"_base + {self.thread_bytes} * _P * _B"
                 shape = f"(_P * _B, {shape_code(array.shape)[1:]}"
@@ -58,7 +57,7 @@ class Memory:
         for arrays in plan.kept.values():
             for name, ty in arrays:
                 offset = f"_base + {self.thread_bytes} * _P * _B"
-                out.line(f"{name} = _carve(_scratch, {offset}, (_P * _B,), {type_code(ty)})")
+                out.line(f"{name} = _carve(_scratch, {offset}, (_P * _B,), {out.type_code(ty)})")
                 self.thread_bytes += _round_up(itemsize(ty), 8) if itemsize(ty) > 8 else 8
         if any(wait.sync.kind == "warp" for wait in plan.waits()):
             for name in ("_active", "_alive", "_bits"):

@@ -220,7 +220,7 @@ class Plan:
     rematerialised  variables that each region computes anew: name -> its assignment
     kept            variables that are kept for each thread: name -> the (array, type) pairs that hold its parts
     kept_views      those among them that are views of arrays: name -> type
-    kept_vectors    those that are of a vector type: name -> its name
+    kept_classes    those that are of a vector type or named tuples: name -> what makes one of its parts
     local_per_thread  local arrays that outlive a region
 
     Where `needs_types` is true, `carry` must be called with the types of the variables.
@@ -326,7 +326,7 @@ class Plan:
 
     def _classify(self):
         """Which variables are kept for each thread, which recomputed in each region, which computed once per block."""
-        self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_vectors = {}, {}, {}, {}, {}
+        self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_classes = {}, {}, {}, {}, {}
         self.variables = {name for s in self.body for name in writes(s)}
         self.exposed, self.local_per_thread = set(), set()
         if not self.has_waits:
@@ -372,12 +372,13 @@ class Plan:
         ty = known.get(name)
         if ty is None:
             return  # read, never written: Numba will say so
-        if isinstance(ty, types.Array):  # a view: its address, shape and strides
-            self.kept[name] = [(f"_v{name}_{k}", types.int64) for k in range(1 + 2 * ty.ndim)]
+        if isinstance(ty, (types.Array, types.Record)):  # a view: its address, shape and strides
+            count = 1 + 2 * getattr(ty, "ndim", 0)
+            self.kept[name] = [(f"_v{name}_{k}", types.int64) for k in range(count)]
             self.kept_views[name] = ty
             return
         parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
-        if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
+        if not all(isinstance(p, (types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta)) for p in parts):
             line = next((s.lineno for s in self._assignments(name)), self.program.line)
             raise UnsupportedError.at(
                 self.program.name, self.program.filename, line,
@@ -386,7 +387,10 @@ class Plan:
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
             if is_vector(ty):
-                self.kept_vectors[name] = ty.instance_class.__name__
+                self.kept_classes[name] = f"_vector.{ty.instance_class.__name__}"
+            elif isinstance(ty, types.BaseNamedTuple):
+                objects = self.program.objects.items()
+                self.kept_classes[name] = next((n for n, made in objects if made is ty.instance_class), "")
         else:
             self.kept[name] = [(f"_v{name}", ty)]
 

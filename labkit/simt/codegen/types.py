@@ -118,6 +118,8 @@ class _TypedCalls(Lowering):
 
     def visit_Call(self, node):
         self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "_divisor":
+            return node.args[0]
         is_note = isinstance(node.func, ast.Name) and node.func.id in ("_poison", "_assertion", "_fence")
         return ast.Constant(None) if is_note else node
 
@@ -133,7 +135,7 @@ def variable_types(plan, device_functions):
     device_functions: the source of a module with the kernel's device functions.
     """
     name, source, arrays = typing_source(plan)
-    namespace = {}
+    namespace = dict(plan.program.objects)
     exec(compile(device_functions, f"<device functions of {name}>", "exec"), namespace)
     exec(compile(source, f"<types of {name}>", "exec"), namespace)
     record = types.Array(types.int64, 1, "C")

@@ -4,6 +4,9 @@ import ast
 import contextlib
 import copy
 
+from numba.core import types
+from numba.np import numpy_support
+
 from labkit.simt import libraries, runtime
 from labkit.simt.codegen.checks import HIDDEN_IDS, Checker
 from labkit.simt.runtime.fault_record import FEW_SPINS, MAX_SPINS
@@ -32,6 +35,7 @@ class Writer:
         self.lines, self.indent = [], 0
         self.per_block = False  # True where the code runs once for a block, and has no thread
         self.sites, self.site_index, self.spins = [], {}, 0
+        self.dtypes = {}  # source of a dtype -> its name in the module
 
     def line(self, text, source_line=None):
         comment = f"  # {source_line}" if source_line is not None and not text.endswith(":") else ""
@@ -54,6 +58,17 @@ class Writer:
             self.sites.append(key)
         return self.site_index[key]
 
+    def type_code(self, ty):
+        """The source of the type of an array's elements; that of records, dates and texts is a name of the module."""
+        if isinstance(ty, (types.Number, types.Boolean)):
+            return type_code(ty)
+        return self.dtypes.setdefault(f"_np.dtype({_dtype_source(numpy_support.as_dtype(ty))})",
+                                      f"_dtype{len(self.dtypes)}")  # fmt: skip
+
+    def header(self, program):
+        """The lines that the others need before them."""
+        return [*imports(program), *(f"{name} = {source}" for source, name in self.dtypes.items())]
+
     # ---------------- functions
 
     def decorator(self, device=False):
@@ -71,7 +86,7 @@ class Writer:
         self.filename = source.filename
         with self.below(f"def {source.name}({', '.join([*source.params, *hidden])}):"):
             for array in source.local:
-                self.line(f"{array.name} = _np.empty({shape_code(array.shape)}, {type_code(array.dtype)})")
+                self.line(f"{array.name} = _np.empty({shape_code(array.shape)}, {self.type_code(array.dtype)})")
             for s in source.body or [ast.Pass()]:
                 self.plain(copy.deepcopy(s))
         self.line("")
@@ -148,7 +163,7 @@ def device_functions(program, checked):
     out = Writer(program, checked)
     for device in program.devices.values():
         out.device(device)
-    return "\n".join([*imports(program), *out.lines])
+    return "\n".join([*out.header(program), *out.lines])
 
 
 def imports(program):
@@ -156,6 +171,18 @@ def imports(program):
     bodies = [program.body, *(device.body for device in program.devices.values())]
     names = {n.id for body in bodies for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
     return [*IMPORTS, *(line for name, line in libraries.IMPORTS.items() if name in names)]
+
+
+def _dtype_source(dtype):
+    """The source of what np.dtype makes this of."""
+    if dtype.subdtype:
+        return f"({_dtype_source(dtype.base)}, {dtype.shape})"
+    if dtype.names is None:
+        return repr(dtype.str)
+    formats = ", ".join(_dtype_source(dtype.fields[name][0]) for name in dtype.names)
+    offsets = [dtype.fields[name][1] for name in dtype.names]
+    return (f"{{'names': {list(dtype.names)}, 'formats': [{formats}], 'offsets': {offsets}, "
+            f"'itemsize': {dtype.itemsize}, 'aligned': {dtype.isalignedstruct}}}")
 
 
 def shape_code(shape):

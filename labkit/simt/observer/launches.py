@@ -86,7 +86,7 @@ class Watch:
         arrays = list(_arrays(args))
         before = [array.copy() for array in arrays]
         observation = Observation(kernel.py_func, configured.grid, configured.block, configured.sharedmem,
-                                  as_passed(kernel, args))  # fmt: skip
+                                  as_passed(kernel, args), kernel.checks_division)  # fmt: skip
         configured._check_shared(SimpleNamespace(static_bytes=observation.dynamic_offset))
         try:
             with settings.step_limit(self.most_steps):

@@ -3,9 +3,10 @@
 import ast
 import sys
 
+import numba
 import numpy as np
 
-from labkit.simt.arguments import tuple_like
+from labkit.simt.arguments import host_view, tuple_like
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_source import SPIN
@@ -19,7 +20,8 @@ from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 from labkit.simt.rewrite import rewrite
 from labkit.simt.stubs import SHUFFLES
-from labkit.simt.typed_numbers import is_undefined, typed_scalar, undefined_of
+from labkit.simt.typed_arrays import typed_scalar
+from labkit.simt.typed_numbers import is_undefined, undefined_of
 from labkit.simt.undefined import ToTracked
 
 
@@ -33,8 +35,11 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     counts_branches, doing = True, "observed"
 
-    def __init__(self, function, grid, block, shared_bytes, args):
-        super().__init__(rewrite(function), grid, block, shared_bytes, args)
+    def __init__(self, function, grid, block, shared_bytes, args, checks_division=False):
+        program = rewrite(function, None, checks_division)
+        if program.overloads:
+            program = rewrite(function, tuple(numba.typeof(host_view(a)) for a in args), checks_division)
+        super().__init__(program, grid, block, shared_bytes, args)
         self.function = function
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []

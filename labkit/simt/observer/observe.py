@@ -18,9 +18,10 @@ def observe(configured, *args):
     and KernelTimeout for an endless loop.
     """
     function, grid, block, shared_bytes = _configuration(configured)
+    checks_division = False
     if isinstance(configured, ConfiguredKernel):
-        args = as_passed(configured.kernel, args)
-    report = Observation(function, grid, block, shared_bytes, args).run()
+        args, checks_division = as_passed(configured.kernel, args), configured.kernel.checks_division
+    report = Observation(function, grid, block, shared_bytes, args, checks_division).run()
     report.player = play
     return report
 

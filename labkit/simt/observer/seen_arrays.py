@@ -11,6 +11,11 @@ from labkit.simt.typed_numbers import converter, is_undefined
 
 _NUMBERS = (int, float, complex, np.number, np.bool_)
 _COMPLEX = (complex, np.complexfloating)
+_OTHERS = {"S": bytes, "U": str, "M": np.datetime64, "m": (np.timedelta64, int)}
+
+
+def _is_no_index(part):
+    return isinstance(part, slice) or part is Ellipsis or part is None
 
 
 def _index(part):
@@ -62,6 +67,11 @@ class SeenArray:
     def __len__(self):
         return len(self.array)
 
+    def __getattr__(self, name):
+        if name not in (self.dtype.names or ()):
+            raise AttributeError(f"'SeenArray' object has no attribute {name!r}")
+        return self[name]
+
     # ---------------- views
 
     def _part(self, take, shown):
@@ -71,6 +81,14 @@ class SeenArray:
     @property
     def T(self):
         return self._part(lambda array: array.T, f"{self.shown}.T")
+
+    @property
+    def real(self):
+        return self._part(lambda array: array.real, f"{self.shown}.real")
+
+    @property
+    def imag(self):
+        return self._part(lambda array: array.imag, f"{self.shown}.imag")
 
     def reshape(self, *shape):
         if not self.array.flags.c_contiguous:
@@ -83,15 +101,18 @@ class SeenArray:
     def _view(self, index, frame, verb):
         """The view of fewer indices than axes, or with slices; one of nothing where an index is out of bounds."""
         parts = index if type(index) is tuple else (index,)
-        parts = tuple(part if isinstance(part, slice) or part is Ellipsis else _index(part) for part in parts)
-        given = sum(part is not Ellipsis for part in parts)
+        parts = tuple(part if _is_no_index(part) else _index(part) for part in parts)
+        given = sum(part is not Ellipsis and part is not None for part in parts)
         if given > self.ndim:
             raise IndexError(f"{self.shown} has {self.ndim} axes, and {given} indices are used")
-        axes = [*range(self.ndim)]
-        if Ellipsis in parts:
-            before = parts.index(Ellipsis)
-            axes = [*axes[:before], None, *axes[self.ndim - (len(parts) - before - 1) :]]
-        for part, axis in zip(parts, axes, strict=False):
+        axes, axis = [], 0
+        for k, part in enumerate(parts):
+            axes.append(axis)
+            if part is Ellipsis:
+                axis = self.ndim - sum(later is not None for later in parts[k + 1 :])
+            elif part is not None:
+                axis += 1
+        for part, axis in zip(parts, axes, strict=True):
             if type(part) is int and not -self.shape[axis] <= part < self.shape[axis]:
                 self.observation.out_of_bounds(self, index, frame, verb)
                 return self._nowhere(parts)
@@ -118,13 +139,13 @@ class SeenArray:
         address, plain = self.origin, []
         for part, length, stride in zip(parts, self.shape, self.strides, strict=True):
             if type(part) is not int:
-                if isinstance(part, slice) or part is Ellipsis:
+                if _is_no_index(part):
                     return None, None
                 if is_undefined(part):
                     self.observation.undefined_index(self)
                 part = _index(part)
             if not -length <= part < length:
-                is_element = not any(isinstance(p, slice) or p is Ellipsis for p in parts)
+                is_element = not any(map(_is_no_index, parts))
                 return (-1, parts) if is_element else (None, None)
             if part < 0:
                 self.observation.wrapped(self, parts)
@@ -134,6 +155,8 @@ class SeenArray:
         return address, tuple(plain)
 
     def __getitem__(self, index):
+        if type(index) is str:
+            return self._part(lambda array: array[index], f"{self.shown}[{index!r}]")
         return self._load(index, sys._getframe(1))
 
     def __iter__(self):
@@ -162,6 +185,8 @@ class SeenArray:
         self._store(index, value, sys._getframe(1))
 
     def _store(self, index, value, frame):
+        if isinstance(value, SeenArray):
+            _refuse_whole(self)
         address, plain = self._locate(index)
         if address is None:
             self._view(index, frame, "writes")._fill(value, frame)
@@ -170,7 +195,7 @@ class SeenArray:
         else:
             if isinstance(value, SeenRecord) and self.dtype.names:
                 for name in self.dtype.names:  # a record is copied field by field
-                    SeenRecord(self, plain)._field(name)._store(plain, value._load(name, frame), frame)
+                    SeenRecord(self, plain)._store(name, value._load(name, frame), frame)
                 return
             self._store_element(address, plain, value, frame)
 
@@ -182,7 +207,8 @@ class SeenArray:
         self.observation.access("store", self, address, plain, frame)
 
     def _write(self, plain, value):
-        if not isinstance(value, _NUMBERS) or (isinstance(value, _COMPLEX) and self.dtype.kind != "c"):
+        kinds = _OTHERS.get(self.dtype.kind, _NUMBERS)
+        if not isinstance(value, kinds) or (isinstance(value, _COMPLEX) and self.dtype.kind != "c"):
             kind = "an array" if isinstance(value, SeenArray) else type(value).__name__
             raise TypeError(f"cannot store a value of type {kind} into an array of {self.dtype}")
         try:
@@ -260,7 +286,7 @@ class SeenLocal(SeenArray):
 
     def __init__(self, observation, memory, array, name, shown=None, written=None):
         super().__init__(observation, memory, array, name, shown)
-        self.written = np.zeros(array.shape, bool) if written is None else written
+        self.written = np.zeros(array.shape, _flags(array.dtype)) if written is None else written
 
     def _part(self, take, shown):
         return SeenLocal(self.observation, self.memory, take(self.array), self.name, shown, take(self.written))
@@ -281,6 +307,13 @@ class SeenLocal(SeenArray):
         self._write(plain, value)
 
 
+def _flags(dtype):
+    """The dtype that has a truth for each number of an element."""
+    if dtype.subdtype:
+        return np.dtype((_flags(dtype.base), dtype.shape))
+    return np.dtype(bool) if dtype.names is None else np.dtype([(n, _flags(dtype[n])) for n in dtype.names])
+
+
 class SeenRecord:
     """An element of an array of records: its fields are loaded and stored as elements of an array of that field."""
 
@@ -295,16 +328,25 @@ class SeenRecord:
         return seen._part(lambda array: array[name], seen.shown)
 
     def _load(self, name, frame):
+        name = self._seen.dtype.names[name] if type(name) is int else name
         return self._field(name)._load(self._index, frame)
 
     def __getitem__(self, name):
-        return self._field(name)._load(self._index, sys._getframe(1))
+        return self._load(name, sys._getframe(1))
 
     def __getattr__(self, name):
-        return self._field(name)._load(self._index, sys._getframe(1))
+        return self._load(name, sys._getframe(1))
+
+    def _store(self, name, value, frame):
+        field = self._field(name)
+        if not isinstance(value, SeenArray):
+            return field._store(self._index, value, frame)
+        view = field._view(self._index, frame, "writes")  # a field that is an array
+        for position in np.ndindex(view.shape):
+            view._store(position, value._load(position, frame), frame)
 
     def __setitem__(self, name, value):
-        self._field(name)._store(self._index, value, sys._getframe(1))
+        self._store(name, value, sys._getframe(1))
 
     def __setattr__(self, name, value):
-        self._field(name)._store(self._index, value, sys._getframe(1))
+        self._store(name, value, sys._getframe(1))

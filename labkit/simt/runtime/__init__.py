@@ -25,8 +25,8 @@ check_numba()  # before any function is compiled
 
 # The names that generated code imports, by module.
 HELPERS = {
-    "memory": ("load", "store", "view_parts", "view_of", "axis", "carve", "row", "poison", "fill", "copy", "step",
-               "reshape"),
+    "memory": ("load", "store", "view_parts", "view_of", "record_of", "axis", "carve", "row", "poison", "fill", "copy",
+               "step", "divisor", "view", "reshape"),
     "fault_record": ("fail", "poll", "spin", "fence"),
     "atomics": (
         "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",

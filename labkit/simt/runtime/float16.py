@@ -87,6 +87,11 @@ def _negate(context, builder, sig, args):
     return builder.xor(args[0], ir.Constant(_I16, 0x8000))
 
 
+def _print(context, builder, signature, args):
+    value = context.cast(builder, args[0], types.float16, types.float32)
+    return context.get_function("print_item", types.none(types.float32))(builder, (value,))
+
+
 def _is_true(context, builder, sig, args):
     magnitude = builder.and_(args[0], ir.Constant(_I16, 0x7FFF))
     return builder.icmp_unsigned("!=", magnitude, ir.Constant(_I16, 0))
@@ -112,6 +117,7 @@ def _register():
     _add_case(operator.neg, signature(types.float16, types.float16))
     lower_builtin(operator.neg, types.float16)(_negate)
     lower_builtin(bool, types.float16)(_is_true)
+    lower_builtin("print_item", types.float16)(_print)
 
 
 def _add_case(function, case):

@@ -7,9 +7,11 @@ from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, register_jitable
+from numba.np import numpy_support
 from numba.np.arrayobj import load_item, populate_array, store_item
 
 from labkit.simt.runtime.fault_record import (
+    ASSERTION,
     MAX_RECORDED_AXES,
     NO_STEP,
     OUT_OF_BOUNDS,
@@ -121,6 +123,15 @@ def load(typing_context, array, index, err, t, b, site):
 
         return array.types[position](array, index, err, t, b, site), item
 
+    if isinstance(array, types.Record) and isinstance(index, types.IntegerLiteral):  # a field by its position
+        name = list(array.fields)[index.literal_value]
+        getter = array.typeof(name)(array, types.literal(name))
+
+        def record_field(context, builder, signature, arguments):
+            return context.get_function("static_getitem", getter)(builder, (arguments[0], name))
+
+        return getter.return_type(array, index, err, t, b, site), record_field
+
     if isinstance(array, (types.Number, types.Boolean)):
         raise NumbaTypeError(f"a number ({array}) has no elements to index: are the parameters in the right order")
     function = typing_context.resolve_value_type(operator.getitem)
@@ -151,6 +162,8 @@ def store(typing_context, array, index, value, err, t, b, site):
         raise NumbaTypeError("cannot store into a read-only array")
     _check_index(index)
     value = types.unliteral(value)
+    if isinstance(value, types.Array):
+        raise NumbaTypeError("whole arrays cannot be computed with or copied in device code: write it for one element")
     if is_element(array, index):
         if typing_context.can_convert(value, array.dtype) is None:
             raise NumbaTypeError(f"cannot store a value of type {value} into an array of {array.dtype}")
@@ -203,6 +216,24 @@ def axis(typing_context, array, k, index, err, t, b, site):
 
 
 @intrinsic
+def divisor(typing_context, value, err, t, b, site):
+    """What is divided by: faults where it is 0."""
+
+    def codegen(context, builder, signature, arguments):
+        zero = ir.Constant(arguments[0].type, 0)
+        compare = builder.fcmp_ordered if isinstance(value, types.Float) else builder.icmp_unsigned
+        is_zero = compare("==", arguments[0], zero)
+        with builder.if_then(is_zero, likely=False):
+            location = emit_location(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[1], ASSERTION, location)
+        return arguments[0]
+
+    if not isinstance(value, (types.Integer, types.Float)):
+        return value(value, err, t, b, site), lambda context, builder, signature, arguments: arguments[0]
+    return value(value, err, t, b, site), codegen
+
+
+@intrinsic
 def step(typing_context, value, err, t, b, site):
     """The step of a range: faults where it is 0."""
 
@@ -219,6 +250,17 @@ def step(typing_context, value, err, t, b, site):
 
 
 # ---------------------------------------------------------------- views
+
+
+@overloaded
+def view(value, dtype):
+    """value.view(dtype), of an array or of a number."""
+    if isinstance(value, types.Array):
+        return lambda value, dtype: value.view(dtype)
+    if not isinstance(value, types.Number):
+        raise NumbaTypeError(f"{value} has no bits to view as another type")
+    kind = numpy_support.as_dtype(value).type
+    return lambda value, dtype: kind(value).view(dtype)
 
 
 @overloaded
@@ -248,10 +290,13 @@ def _reshape_to(array, shape, err, t, b, site):
 
 @intrinsic
 def view_parts(typing_context, array):
-    """(address, shape..., strides...) of an array: what a thread keeps of a view across a barrier."""
-    count = 1 + 2 * array.ndim
+    """(address, shape..., strides...) of an array: what a thread keeps of a view across a barrier; of a record, its
+    address."""
+    count = 1 + 2 * getattr(array, "ndim", 0)
 
     def codegen(context, builder, signature, arguments):
+        if isinstance(array, types.Record):
+            return cgutils.pack_array(builder, [builder.ptrtoint(arguments[0], _I64)])
         struct = context.make_array(array)(context, builder, arguments[0])
         shape = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
         strides = cgutils.unpack_tuple(builder, struct.strides, array.ndim)
@@ -275,6 +320,17 @@ def view_of(typing_context, parts, dtype, layout, mutable):
         return result._getvalue()
 
     return array(parts, dtype, layout, mutable), codegen
+
+
+@intrinsic
+def record_of(typing_context, parts, dtype):
+    """The record at this address."""
+
+    def codegen(context, builder, signature, arguments):
+        address = builder.extract_value(arguments[0], 0)
+        return builder.inttoptr(address, context.get_value_type(signature.return_type))
+
+    return dtype.dtype(parts, dtype), codegen
 
 
 @intrinsic

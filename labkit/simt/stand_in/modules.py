@@ -10,6 +10,11 @@ import unittest
 from pathlib import Path
 
 import numba
+import numba.extending
+import numpy as np
+from numba.core import imputils
+from numba.core.datamodel import models as core_models
+from numba.core.typing import templates
 
 from labkit.simt import api, arrays, errors, libraries, random, stubs
 from labkit.simt.arguments import ArgHint
@@ -21,18 +26,18 @@ NAME = "numba.cuda"
 OF_NUMBA = {
     "cgutils": "numba.core.cgutils", "cloudpickle": "numba.cloudpickle", "core": "numba.core",
     "cpython": "numba.cpython", "datamodel": "numba.core.datamodel", "debuginfo": "numba.core.debuginfo",
-    "extending": "numba.extending", "itanium_mangler": "numba.core.itanium_mangler", "misc": "numba.misc",
+    "extending": "labkit.simt.extending", "itanium_mangler": "numba.core.itanium_mangler", "misc": "numba.misc",
     "np": "numba.np", "serialize": "numba.core.serialize", "tests.support": "numba.tests.support",
     "typeconv": "numba.core.typeconv", "types": "numba.core.types", "typing": "numba.core.typing",
     "utils": "numba.core.utils",
 }  # fmt: skip
 # Submodules about GPU code: any name can be imported from them, and its use says that it needs a GPU.
 OF_GPU = {
-    "_internal", "bf16", "cache_hints", "codegen", "compiler", "cuda_paths", "cudadecl", "cudadrv.driver",
+    "_internal", "bf16", "cache_hints", "codegen", "compiler", "cuda_paths", "cudadrv.driver",
     "cudadrv.drvapi", "cudadrv.enums", "cudadrv.libs", "cudadrv.linkable_code", "cudadrv.mappings", "cudadrv.nvrtc",
-    "cudadrv.nvvm", "cudadrv.rtapi", "cudaimpl", "cudamath", "descriptor", "flags", "fp8", "initialize", "intrinsics",
+    "cudadrv.nvvm", "cudadrv.rtapi", "cudamath", "descriptor", "flags", "fp8", "initialize", "intrinsics",
     "launchconfig", "libdevicedecl", "libdevicefuncs", "libdeviceimpl", "lowering", "mathimpl", "memory_management",
-    "memory_management.nrt", "models", "nvvmutils", "printimpl", "target", "ufuncs",
+    "memory_management.nrt", "nvvmutils", "printimpl", "target", "ufuncs",
 }  # fmt: skip
 
 
@@ -110,6 +115,11 @@ class Cuda(Submodule):
 
     def __dir__(self):
         return sorted({*vars(self), *api.__all__, *(n for n in (*MODULES, *OF_NUMBA) if "." not in n)})
+
+
+def _registry(registry, *methods):
+    """A registry of Numba's own compiler, which a program's types and functions are added to."""
+    return {"registry": registry, **{name: getattr(registry, name) for name in methods}}
 
 
 def _public(module):
@@ -194,10 +204,17 @@ def _of_testing():
     skipped |= {"skip_if_cuda_includes_missing": toolkit, "skip_if_curand_kernel_missing": toolkit}
     return {
         **run, **skipped, "skip_if_cudadevrt_missing": always, "xfail_unless_cudasim": unittest.expectedFailure,
-        "unittest": unittest, "TestCase": TestCase, "CUDATestCase": type("CUDATestCase", (TestCase,), {}),
+        "unittest": unittest, "TestCase": TestCase,
+        "CUDATestCase": type("CUDATestCase", (TestCase,), {"FLOAT16_RTOL": np.finfo(np.float16).eps}),
         "ContextResettingTestCase": type("ContextResettingTestCase", (TestCase,), {}), "ForeignArray": ForeignArray,
         "cc_X_or_above": lambda major, minor: (major, minor) <= (9, 0), "test_data_dir": Path("data"),
     }  # fmt: skip
+
+
+def _config():
+    """Numba's settings, and numba-cuda's own: a kernel cannot allocate arrays."""
+    vars(numba.config).setdefault("CUDA_ENABLE_NRT", False)
+    return numba.config
 
 
 class ForeignArray:
@@ -229,11 +246,12 @@ def _vectorizer(make):
 
 # Submodule: what makes its names, when it is first imported.
 MODULES = {
-    "": lambda: {"config": numba.config, "HAS_NUMBA": True, "implementation": "labkit.simt"},
+    "": lambda: {"config": _config(), "HAS_NUMBA": True, "implementation": "labkit.simt"},
     "api": lambda: _public(api),
     "api_util": dict,
     "args": lambda: {"ArgHint": ArgHint, "In": api.In, "Out": api.Out, "InOut": api.InOut},
     "cg": lambda: _public(stubs.cg),
+    "cudadecl": lambda: _registry(templates.builtin_registry, "register", "register_attr", "register_global"),
     "cudadrv": dict,
     "cudadrv.devicearray": _of_devicearray,
     "cudadrv.devices": _of_devices,
@@ -242,6 +260,8 @@ MODULES = {
     "cudadrv.nvvm": lambda: {"is_available": lambda: False, "NvvmError": _missing("NvvmError"),
                              "NvvmSupportError": _missing("NvvmSupportError"), "get_supported_ccs": tuple},
     "cudadrv.runtime": lambda: {"runtime": api.runtime},
+    "cudaimpl": lambda: _registry(imputils.builtin_registry, "lower", "lower_constant") | {
+        "lower_attr": imputils.builtin_registry.lower_getattr},
     "decorators": lambda: {"jit": api.jit, "declare_device": api.declare_device},
     "device_init": lambda: _public(api),
     "deviceufunc": dict,
@@ -251,6 +271,7 @@ MODULES = {
     "kernels": dict,
     "kernels.reduction": lambda: {"Reduce": api.Reduce},
     "libdevice": lambda: _public(libraries.libdevice),
+    "models": lambda: _public(core_models) | {"register_model": numba.extending.register_model},
     "random": lambda: _public(random),
     "simulator": lambda: _public(api),
     "simulator_init": lambda: _public(api),
