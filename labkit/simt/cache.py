@@ -5,6 +5,7 @@ and NumPy, the kernel's source, the types of its arguments, the settings and the
 loaded; and nothing damaged, for the store checks each file before it gives it out.
 """
 
+import contextlib
 import functools
 import hashlib
 import linecache
@@ -17,10 +18,10 @@ from pathlib import Path
 import numba
 import numpy as np
 from numba.core.compiler import CompileResult
-from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from labkit.simt.codegen.native import NativeKernel
 from labkit.simt.settings import cache_directory
 from labkit.simt.store import Store
 
@@ -57,10 +58,24 @@ def load_module(name, make_source):
     linecache.cache[module.__file__] = len(source), None, source.splitlines(keepends=True), module.__file__
     sys.modules[module.__name__] = module
     exec(compile(source, module.__file__, "exec"), vars(module))
-    for function in vars(module).values():
-        if isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
-            function._cache = KeptCode(_store, f"{name}.{function.py_func.__name__}")
     return module
+
+
+def kept_kernel(name, function, signature, make):
+    """The NativeKernel of the generated function of this name, from the store, or made and put there."""
+    key = KeptCode(_store, f"{name}.{function}").key(signature, cpu_target.target_context.codegen())
+    content = _store().load(key)
+    if content is not None:
+        try:
+            return NativeKernel.from_state(pickle.loads(content))
+        except Exception:  # whole, but written by something else under the same name: pickle raises anything then
+            _store().forget(key)
+    kernel = make()
+    state = kernel.state()
+    if state is not None:
+        with contextlib.suppress(Exception):  # what cannot be pickled is compiled again in the next process
+            _store().save(key, dumps(state))
+    return kernel
 
 
 def is_code_cached(name, function, signature):

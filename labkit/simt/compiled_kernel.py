@@ -1,6 +1,7 @@
 """A kernel compiled for one set of argument types, or prepared for the interpreter."""
 
 import hashlib
+import struct
 
 import numba
 import numpy as np
@@ -8,10 +9,11 @@ from numba.core import types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.cache import is_code_cached, load_module, own_version
+from labkit.simt.cache import is_code_cached, kept_kernel, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
-from labkit.simt.codegen.inference import type_error
+from labkit.simt.codegen.inference import KernelCompiler, type_error
 from labkit.simt.codegen.liveness import replaced
+from labkit.simt.codegen.native import compile_kernel, slots, words
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
@@ -30,22 +32,30 @@ class CompiledKernel:
         def source():
             return Generator(program, all_types, is_checked(), ordered=ordered, flat=flat).generate()
 
-        self._load(load_module(name, source), all_types)
+        self._load(name, load_module(name, source), all_types)
 
-    def _load(self, module, all_types):
+    def _load(self, name, module, all_types):
         """Compile the generated module for its one signature, or take what the cache has."""
         program = self.program
-        self.function = getattr(module, code_name(program))
         self.sites = module.SITES
         self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
-        signature = _signature(all_types)
+        signature, function = _signature(all_types), getattr(module, code_name(program))
+
+        def compiled():
+            return compile_kernel(function, signature, KernelCompiler, counts_references=bool(program.devices))
+
         try:
             with _quicker_compiles():
-                self.function.compile(signature)
+                self.native = kept_kernel(name, function.__name__, signature, compiled)
         except NumbaError as error:
             raise type_error(program, error, module.SOURCE) from error
-        self.entry = self.function.overloads[signature].entry_point
-        self.function.disable_compile()
+        self._words = [words(ty) for ty in signature]
+        self._pack = struct.Struct(f"={''.join(map(slots, signature))}").pack
+
+    def entry(self, *arguments):
+        """Run the kernel's code."""
+        values = [word for give, value in zip(self._words, arguments, strict=True) for word in give(value)]
+        self.native.run(self._pack(*values))
 
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
         """The largest grid that cg.this_grid().sync() can hold together, in blocks."""

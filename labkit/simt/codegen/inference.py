@@ -26,7 +26,7 @@ from numba.core.untyped_passes import (
 )
 
 from labkit.simt.codegen.liveness import quick_liveness
-from labkit.simt.codegen.lowering import LowerToValues
+from labkit.simt.codegen.lowering import LowerDevice, LowerKernel
 from labkit.simt.codegen.ssa import quick_ssa
 from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import shown
@@ -65,7 +65,7 @@ class _RefuseWholeArrays(FunctionPass):
 # arrays, which the generated code has none of, and take a fifth of the time.
 _UNTYPED = (TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants, GenericRewrites, ReconstructSSA)
 _TYPED = (NopythonTypeInference, _RefuseWholeArrays, PreLowerStripPhis, NoPythonSupportedFeatureValidation,
-          IRLegalization, AnnotateTypes, LowerToValues, NoPythonBackend)  # fmt: skip
+          IRLegalization)  # fmt: skip
 
 
 def _pipelines(*passes):
@@ -85,9 +85,18 @@ class _Compiler(compiler.CompilerBase):
 class KernelCompiler(_Compiler):
     """Compiles generated code, and refuses what numba.cuda would."""
 
+    last = (LowerKernel,)
+
     def define_pipelines(self):
         position = _UNTYPED.index(GenericRewrites)
-        return _pipelines(*_UNTYPED[:position], DeadBranchPrune, *_UNTYPED[position:], DeadBranchPrune, *_TYPED)
+        untyped = *_UNTYPED[:position], DeadBranchPrune, *_UNTYPED[position:], DeadBranchPrune
+        return _pipelines(*untyped, *_TYPED, *self.last)
+
+
+class DeviceCompiler(KernelCompiler):
+    """The same for a device function."""
+
+    last = AnnotateTypes, LowerDevice, NoPythonBackend
 
 
 class _Inferred(Exception):
