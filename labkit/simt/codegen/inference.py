@@ -3,7 +3,6 @@
 import ast
 import re
 
-from numba import njit
 from numba.core import compiler, ir, registry, types
 from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.core.errors import NumbaTypeError
@@ -27,6 +26,7 @@ from numba.core.untyped_passes import (
 
 from labkit.simt.codegen.liveness import quick_liveness
 from labkit.simt.codegen.lowering import LowerDevice, LowerKernel
+from labkit.simt.codegen.native import run_compiler
 from labkit.simt.codegen.ssa import quick_ssa
 from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import shown
@@ -131,7 +131,7 @@ def infer_types(function, arguments):
     A variable that Numba splits into versions of several types gets one that holds them all, None if there is none.
     """
     try:
-        njit(pipeline_class=_InferenceOnly)(function).compile(arguments)
+        run_compiler(function, arguments, _InferenceOnly)
     except _Inferred as result:
         typemap = result.typemap
     types_by_name = {}

@@ -6,8 +6,10 @@ shared functions of the runtime are called where they are, in this process; and 
 as the code reads them, in place of a wrapper that takes Python objects apart.
 """
 
+import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 
 import numpy as np
@@ -137,18 +139,50 @@ class NativeKernel:
         return cls(library, entry, environments)
 
 
-def compile_kernel(function, argument_types, pipeline_class, counts_references):
-    """The NativeKernel of a generated function."""
+class _Flags(compiler.Flags):
+    """Settings of Numba that never change: compared by identity. Numba compares them option by option for each operation
+    whose type it looks up."""
+
+    __hash__, __eq__ = object.__hash__, object.__eq__
+
+    def copy(self):
+        return self
+
+
+@functools.cache
+def _flags():
+    flags = _Flags()
+    cpu_target.options.parse_as_flags(flags, _FLAGS)
+    return flags
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """Python's collector of cycles does not run: it would look at all of Numba's objects again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def run_compiler(function, argument_types, pipeline_class, library=None):
+    """What the last pass of the pipeline leaves of a generated function."""
     cpu_target.target_context.refresh()
     cpu_target.typing_context.refresh()
-    flags = compiler.Flags()
-    cpu_target.options.parse_as_flags(flags, _FLAGS)
-    library = KernelLibrary(own_codegen(), function.__qualname__, counts_references)
-    with global_compiler_lock:
+    with global_compiler_lock, _no_collection():
         return compiler.compile_extra(
-            cpu_target.typing_context, cpu_target.target_context, function, argument_types, None, flags, {},
+            cpu_target.typing_context, cpu_target.target_context, function, argument_types, None, _flags(), {},
             library=library, pipeline_class=pipeline_class,
         )  # fmt: skip
+
+
+def compile_kernel(function, argument_types, pipeline_class, counts_references):
+    """The NativeKernel of a generated function."""
+    library = KernelLibrary(own_codegen(), function.__qualname__, counts_references)
+    return run_compiler(function, argument_types, pipeline_class, library)
 
 
 # ---------------------------------------------------------------- the arguments of a launch, in memory
