@@ -1,7 +1,6 @@
 """A kernel compiled for one set of argument types, or prepared for the interpreter."""
 
 import hashlib
-import struct
 
 import numba
 import numpy as np
@@ -13,7 +12,7 @@ from labkit.simt.cache import is_code_cached, kept_kernel, load_module, own_vers
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import KernelCompiler, type_error
 from labkit.simt.codegen.liveness import replaced
-from labkit.simt.codegen.native import compile_kernel, slots, words
+from labkit.simt.codegen.native import HEAD, Packing, compile_kernel
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
@@ -49,13 +48,17 @@ class CompiledKernel:
                 self.native = kept_kernel(name, function.__name__, signature, compiled)
         except NumbaError as error:
             raise type_error(program, error, module.SOURCE) from error
-        self._words = [words(ty) for ty in signature]
-        self._pack = struct.Struct(f"={''.join(map(slots, signature))}").pack
+        given = signature[-len(all_types) :] if all_types else ()
+        count = len(self.constants)
+        self._constant_bytes = Packing(given[:count])(self.constants)
+        self._packing = Packing(given[count:])
 
-    def entry(self, *arguments):
-        """Run the kernel's code."""
-        values = [word for give, value in zip(self._words, arguments, strict=True) for word in give(value)]
-        self.native.run(self._pack(*values))
+    def bound(self, grid, block, dynamic, arguments):
+        """A function that runs blocks `first` to `last` with these arguments: called with those two, and with where the
+        scratch memory and the record are, as `head_words` has them."""
+        given = self._constant_bytes + self._packing(arguments)
+        launch, run = (*grid, *block, dynamic), self.native.run
+        return lambda first, last, memory, record: run(HEAD.pack(first, last, *launch, *memory, *record) + given)
 
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
         """The largest grid that cg.this_grid().sync() can hold together, in blocks."""

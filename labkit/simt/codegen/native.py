@@ -11,6 +11,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import struct
 
 import numpy as np
 from llvmlite import binding as llvm
@@ -129,6 +130,7 @@ class NativeKernel:
     @classmethod
     def from_state(cls, state):
         name, code, entry, environments, calls, reload_init = state
+        cpu_target.target_context.refresh()
         for each in reload_init:
             each()
         for call in calls:
@@ -140,8 +142,7 @@ class NativeKernel:
 
 
 class _Flags(compiler.Flags):
-    """Settings of Numba that never change: compared by identity. Numba compares them option by option for each operation
-    whose type it looks up."""
+    """Settings of Numba that never change, compared by identity: it looks them up with each operation's type."""
 
     __hash__, __eq__ = object.__hash__, object.__eq__
 
@@ -188,6 +189,25 @@ def compile_kernel(function, argument_types, pipeline_class, counts_references):
 # ---------------------------------------------------------------- the arguments of a launch, in memory
 
 
+HEAD = struct.Struct("=9q7q7q")  # first and last block, grid, block, dynamic bytes; scratch memory; record
+
+
+def array_words(array):
+    """An array as compiled code has it: two addresses of an owner, elements, bytes of each, address, shape, strides."""
+    return (0, 0, array.size, array.itemsize, array.__array_interface__["data"][0], *array.shape, *array.strides)
+
+
+class Packing:
+    """Called with values of these types, gives the bytes that hold them."""
+
+    def __init__(self, argument_types):
+        self.words = [words(ty) for ty in argument_types]
+        self.pack = struct.Struct(f"={''.join(map(slots, argument_types))}").pack
+
+    def __call__(self, values):
+        return self.pack(*[word for give, value in zip(self.words, values, strict=True) for word in give(value)])
+
+
 def slots(ty):
     """The format of an argument in memory, for the module struct: 8 bytes for each number in it."""
     if isinstance(ty, types.Array):
@@ -204,7 +224,7 @@ def slots(ty):
 def words(ty):
     """A function that gives the values of an argument of this type, in the order of `slots`."""
     if isinstance(ty, types.Array):
-        return lambda a: (0, 0, a.size, a.itemsize, a.__array_interface__["data"][0], *a.shape, *a.strides)
+        return array_words
     if isinstance(ty, types.BaseTuple):
         parts = [words(part) for part in ty.types]
         return lambda value: [word for give, part in zip(parts, value, strict=True) for word in give(part)]
