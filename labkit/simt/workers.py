@@ -72,7 +72,7 @@ class _Workers:
             self.queue.get()()
 
     def memory(self, size):
-        """(scratch memory, 64-byte aligned, of this size or more; how compiled code has it). Give it back afterwards."""
+        """(scratch memory, 64-byte aligned, of this size or more; how compiled code has it). Given back afterwards."""
         memory, words = self.memories.pop() if self.memories else (None, None)
         if memory is None or memory.size < size:
             raw = np.empty(max(size, 1 << 16) + 64, np.uint8)
