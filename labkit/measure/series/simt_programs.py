@@ -23,7 +23,7 @@ OURS, NUMBAS = HEAD.format(package="labkit.simt", name="api"), HEAD.format(packa
 
 
 def _constant(rng: random.Random) -> str:
-    return f"float32({rng.randint(-40, 40) / 16})"
+    return f"float32({rng.randint(-640, 640) / 256})"
 
 
 def _expression(rng: random.Random, names: list[str], depth: int) -> str:
@@ -40,7 +40,7 @@ def _elementwise(rng):
     if i < n:
         x = a[i]
         y = b[i]
-        out[i] = {_expression(rng, ["x", "y"], rng.randint(1, 3))}
+        out[i] = {_expression(rng, ["x", "y"], rng.randint(2, 3))}
 """
 
 

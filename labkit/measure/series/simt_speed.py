@@ -4,8 +4,8 @@
 
 Cold    the first launch of a fresh kernel, nothing on disk: its compile is part of it
 Warm    a later launch: the simulator's second one, of ours the median of twenty
-Runs    both devices in processes of their own, in turn, kernel by kernel, so that what else the machine does slows both;
-        a first launch in each process is left out, and its seconds are in `start_s`
+Runs    both devices in processes of their own, in turn, kernel by kernel: what else the machine does slows both. A
+        first launch in each process is left out; its seconds are in `start_s`
 Right   what the two leave in the arrays is compared, and a loop's with its kernel's
 """
 
@@ -37,7 +37,7 @@ from labkit.measure.series.simt_programs import (
 )
 
 THREADS = (64, 1024, 4096)
-COUNTS = (200, 50, 25)  # kernels at each: a launch of 4,096 threads takes the simulator eight seconds
+COUNTS = (200, 50, 25)  # kernels at each: a launch of 4,096 threads takes the simulator seconds
 GOALS = {("cold", 64): 1, ("cold", 4096): 20, ("warm", 4096): 200}  # times as fast as the simulator, at least
 COMPILE_GOALS = {False: 2, True: 3}  # times what the loop takes to compile, at most; True: with barriers
 LAUNCH_GOAL_US = 30
@@ -199,7 +199,7 @@ def ratios(rows):
 
 
 def beside_loops(rounds=5, report=lambda text: None):
-    """For each of PAIRS: how long the first call of the kernel takes, divided by that of the loop, and a warm launch."""
+    """For each of PAIRS: what the first call of the kernel takes, divided by that of the loop, and a warm launch."""
     device, rows = _Device("ours"), []
     try:
         for name in PAIRS:
@@ -273,13 +273,13 @@ def counts_of(text):
     """Numbers of kernels at each of THREADS, from "200,50,25" or one number for all."""
     parts = text.split(",")
     if not all(part.isdigit() and int(part) for part in parts) or len(parts) not in (1, len(THREADS)):
-        raise ValueError(f"the kernels are {text!r}; give a number, or {len(THREADS)} separated by commas: one for each "
-                         f"of {', '.join(f'{n:,}' for n in THREADS)} threads")
+        raise ValueError(f"the kernels are {text!r}; give a number, or {len(THREADS)} separated by commas, for "
+                         f"{', '.join(f'{n:,}' for n in THREADS)} threads")
     numbers = [int(part) for part in parts]
     return tuple(numbers if len(numbers) > 1 else numbers * len(THREADS))
 
 
-def main(kernels=",".join(map(str, COUNTS)), console=None, record=RECORD):
+def main(kernels="200,50,25", console=None, record=RECORD):
     """Measure, print and record. Returns an exit code: 0 if all kernels agree, else 1."""
     from rich.console import Console
 
