@@ -173,12 +173,10 @@ class RunningLaunch:
             if self.compiled.program.spins:  # blocks may wait for one another
                 self._get_help()
             self._run_blocks(0)
-            if self.finished is not None:
-                self.finished.wait()
+            self._await_help()
         except BaseException:  # Ctrl-C between two ranges
             self.stop()
-            if self.finished is not None:
-                self.finished.wait()
+            self._await_help()
             raise
         finally:
             watch.launch = previous
@@ -196,6 +194,10 @@ class RunningLaunch:
                     self._take_record()
                 self.helpers, self.finished = self.runners - 1, threading.Event()
             self.workers.call([lambda k=k: self._help(k) for k in range(1, self.runners)])
+
+    def _await_help(self):
+        while self.finished is not None and not self.finished.wait(_TICK_S):  # Windows interrupts no longer wait
+            pass
 
     def _help(self, k):
         try:
@@ -230,9 +232,9 @@ class RunningLaunch:
                 rank = self._rank(error, record), self.starts[k]
                 if self.fault is None or rank < self.fault[0]:
                     self.fault = rank, error, record.copy()
-                for other, start in enumerate(self.starts):
-                    if start > self.starts[k]:  # the ranges before this one may still have a fault
-                        self.records[other][ABORT] = 1
+                for record, start in zip(self.records, self.starts, strict=False):
+                    if start > self.starts[k] or rank[0] == 0:  # the ranges before this one may still have a fault
+                        record[ABORT] = 1
         finally:
             self.workers.memories.append((memory, memory_words))
 

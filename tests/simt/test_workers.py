@@ -66,6 +66,27 @@ def test_what_the_handler_of_a_signal_raises_stops_the_kernel(alarm, blocks):
     assert calls == [1, 1] and out[0] > 0
 
 
+def test_it_stops_the_threads_that_help_too(alarm, monkeypatch):
+    """Whichever of the endless blocks each of them runs. The first is not endless: then other threads take part."""
+    monkeypatch.setattr(workers, "LONG_S", 0.0)
+
+    @cuda.jit
+    def endless_later(out, go):
+        while go and cuda.blockIdx.x > 0:
+            out[cuda.blockIdx.x] += 1
+
+    out = np.zeros(64, np.int64)
+    endless_later[64, 1](out, False)
+
+    def handler(*_):
+        raise Enough
+
+    alarm(handler)
+    with pytest.raises(Enough), time_limit(60):
+        endless_later[64, 1](out, True)
+    assert out[0] == 0 and (out > 0).any()
+
+
 def test_the_handler_of_a_signal_may_launch(alarm):
     """It has scratch memory of its own."""
     a, out = np.arange(64), np.zeros(64, np.int64)
