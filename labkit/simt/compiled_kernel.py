@@ -55,7 +55,7 @@ class CompiledKernel:
 
     def bound(self, grid, block, dynamic, arguments):
         """A function that runs blocks `first` to `last` with these arguments: called with those two, and with where the
-        scratch memory and the record are, as `head_words` has them."""
+        scratch memory and the record are, as `array_words` has them."""
         given = self._constant_bytes + self._packing(arguments)
         launch, run = (*grid, *block, dynamic), self.native.run
         return lambda first, last, memory, record: run(HEAD.pack(first, last, *launch, *memory, *record) + given)

@@ -23,7 +23,7 @@ from numba.core.registry import cpu_target
 
 from labkit.simt.codegen.liveness import replaced
 
-OPT_LEVEL = 2
+OPT_LEVEL = 2  # at most: $NUMBA_OPT may say less
 _I64 = ir.IntType(64)
 _FLAGS = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": None}
 
@@ -87,10 +87,12 @@ class _Codegen(codegen.JITCPUCodegen):
     _library_class = KernelLibrary
 
     def passes(self, counts_references):
-        builder = self._pass_builder(opt=OPT_LEVEL, loop_vectorize=False, slp_vectorize=False)
-        if not counts_references:
-            return builder.getModulePassManager(), builder
-        return self._module_pass_manager(opt=OPT_LEVEL, loop_vectorize=False, slp_vectorize=False)
+        """LLVM's for a kernel: no vectors, which its masked loops over threads gain little from."""
+        settings = {"opt": min(int(compiler.config.OPT), OPT_LEVEL), "loop_vectorize": False, "slp_vectorize": False}
+        if counts_references:
+            return self._module_pass_manager(**settings)
+        builder = self._pass_builder(**settings)
+        return builder.getModulePassManager(), builder
 
 
 @functools.cache
@@ -102,7 +104,7 @@ def own_codegen():
 
 
 class NativeKernel:
-    """A compiled kernel. `run(buffer)` runs it; the bytes of the buffer are as `Packing` has them."""
+    """A compiled kernel. `run(buffer)` runs it; the bytes of the buffer are HEAD's, then those of `Packing`."""
 
     def __init__(self, library, entry, environments):
         self.library, self.entry, self.environments = library, entry, environments
