@@ -147,7 +147,7 @@ def test_the_facade_is_the_only_way_to_cuda():
     allowed = {"labkit.device", *(f"labkit.device.{name}" for name in (
         "doctor", "ptx_gpu", "ptx_mlir", "compile_target", "compiling", "kernel_key", "kernel_cache", "compile_ahead",
         "gpu_kernels", "quick_launch", "u32_gpu", "u32_mlir", "unsigned", "unsigned_mlir", "mlir")),
-        "labkit.measure.series.simt"}
+        "labkit.measure.series.simt", "labkit.measure.series.simt_speed"}
     assert [module for module, path in MODULES.items() if module not in allowed
             and any(f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")) for name in code_imports(path))] == []
 

@@ -38,6 +38,12 @@ def bench(
         typer.Option("--check", metavar="FILE", help="Measure nothing; say whether FILE, as --share writes it, can be "
                                                      "sent in, and if not, why."),
     ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option("--kernels", metavar="N[,N,N]", help="With simt: how many kernels are compared with Numba's "
+                                                          "simulator, at 64, 1,024 and 4,096 threads. 200,50,25 take "
+                                                          "a quarter of an hour."),
+    ] = None,
     url: Annotated[
         str | None,
         typer.Option("--url", help="A running server, such as http://127.0.0.1:8000.", rich_help_panel=SERVE),
@@ -108,9 +114,9 @@ def bench(
             raise UserError(f"--share measures nothing; leave out {'--quick' if quick else '--out'}")
         raise typer.Exit(share_recording(ops))
     if ops == ["simt"]:
-        from labkit.measure.series import simt as measure_simt
-
-        raise typer.Exit(measure_simt.main(consoles()[0]) or 0)
+        raise typer.Exit(time_cpu_device(kernels))
+    if kernels is not None:
+        raise UserError("--kernels is only for simt: labkit bench simt --kernels 20")
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES, hint
 
@@ -135,6 +141,18 @@ def bench(
     except ValueError as error:
         raise UserError(str(error)) from None
     raise typer.Exit(measure.main(ops=ops, out=out, quick=quick) or 0)
+
+
+def time_cpu_device(kernels: str | None) -> int:
+    """Time the CPU device: against the clock, and with --kernels against Numba's simulator. Returns the exit code."""
+    from labkit.measure.series import simt, simt_speed
+
+    if kernels is None:
+        return simt.main(consoles()[0]) or 0
+    try:
+        return simt_speed.main(kernels, consoles()[0])
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def share_recording(ops: list[str]) -> int:

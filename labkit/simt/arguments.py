@@ -91,6 +91,32 @@ def argument_value(kernel, name, value):
     raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
 
 
+_SCALARS = {bool, float, complex, *(np.dtype(code).type for code in "?bBhHiIlLqQfdFD")}
+
+
+def quick_arguments(args):
+    """(values, what decides their types) where all are of kinds that need few checks, else (None, None).
+
+    The same decide them in another launch: its values need no other check than this one's.
+    """
+    values, kinds = [], []
+    for value in args:
+        kind = type(value)
+        if kind is DeviceNDArray:
+            value = value._array
+            kind = type(value)
+        if kind is np.ndarray:
+            kind = value.dtype, value.ndim, value.flags.num
+        elif kind is int:
+            if not -(2**63) <= value < 2**63:
+                return None, None
+        elif kind not in _SCALARS:
+            return None, None
+        values.append(value)
+        kinds.append(kind)
+    return values, tuple(kinds)
+
+
 def _check_aligned(who, dtype):
     """A GPU loads a number of 4 bytes from a multiple of 4 only: the fields of a record must be aligned."""
     if dtype.names is None:

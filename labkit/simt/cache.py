@@ -5,6 +5,7 @@ and NumPy, the kernel's source, the types of its arguments, the settings and the
 loaded; and nothing damaged, for the store checks each file before it gives it out.
 """
 
+import contextlib
 import enum
 import functools
 import hashlib
@@ -18,10 +19,10 @@ from pathlib import Path
 import numba
 import numpy as np
 from numba.core.compiler import CompileResult
-from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from labkit.simt.codegen.native import NativeKernel
 from labkit.simt.settings import cache_directory
 from labkit.simt.store import Store
 
@@ -51,7 +52,7 @@ def load_module(name, make_source, objects):
     """The generated module of this name, from the store, or made and put there. SOURCE is its text.
 
     objects: what it finds under names that it does not define. What these are compiled to may change, and the name
-    does not say so: only named tuples and enums are kept.
+    does not say so: modules with other objects than named tuples and enums are not kept (IS_KEPT).
     """
     is_kept = all(isinstance(each, type) and issubclass(each, (tuple, enum.Enum)) for each in objects.values())
     cached = _store().load(f"{name}.py") if is_kept else None
@@ -59,15 +60,29 @@ def load_module(name, make_source, objects):
     if cached is None and is_kept:
         _store().save(f"{name}.py", source.encode())
     module = types.ModuleType(f"labkit_simt_cache.{name}")
-    module.__file__, module.SOURCE = f"<labkit.simt {name}>", source
+    module.__file__, module.SOURCE, module.IS_KEPT = f"<labkit.simt {name}>", source, is_kept
     linecache.cache[module.__file__] = len(source), None, source.splitlines(keepends=True), module.__file__
     sys.modules[module.__name__] = module
     vars(module).update(objects)
     exec(compile(source, module.__file__, "exec"), vars(module))
-    for function in vars(module).values():
-        if is_kept and isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
-            function._cache = KeptCode(_store, f"{name}.{function.py_func.__name__}")
     return module
+
+
+def kept_kernel(name, function, signature, make):
+    """The NativeKernel of the generated function of this name, from the store, or made and put there."""
+    key = KeptCode(_store, f"{name}.{function}").key(signature, cpu_target.target_context.codegen())
+    content = _store().load(key)
+    if content is not None:
+        try:
+            return NativeKernel.from_state(pickle.loads(content))
+        except Exception:  # whole, but written by something else under the same name: pickle raises anything then
+            _store().forget(key)
+    kernel = make()
+    state = kernel.state()
+    if state is not None:
+        with contextlib.suppress(Exception):  # what cannot be pickled is compiled again in the next process
+            _store().save(key, dumps(state))
+    return kernel
 
 
 def is_code_cached(name, function, signature):

@@ -8,10 +8,11 @@ from numba.core import types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.cache import is_code_cached, load_module, own_version
+from labkit.simt.cache import is_code_cached, kept_kernel, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
-from labkit.simt.codegen.inference import type_error
+from labkit.simt.codegen.inference import KernelCompiler, type_error
 from labkit.simt.codegen.liveness import replaced
+from labkit.simt.codegen.native import HEAD, Packing, compile_kernel
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
@@ -31,24 +32,37 @@ class CompiledKernel:
         def source():
             return Generator(program, all_types, is_checked(), ordered=ordered, flat=flat).generate()
 
-        self._load(load_module(name, source, program.objects), all_types)
+        self._load(name, load_module(name, source, program.objects), all_types)
 
-    def _load(self, module, all_types):
+    def _load(self, name, module, all_types):
         """Compile the generated module for its one signature, or take what the cache has."""
         program = self.program
-        self.function = getattr(module, code_name(program))
         self.sites = module.SITES
         self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
-        signature = _signature(all_types)
+        signature, function = _signature(all_types), getattr(module, code_name(program))
+
+        def compiled():
+            return compile_kernel(function, signature, KernelCompiler, counts_references=bool(program.devices))
+
         try:
             with _quicker_compiles():
-                self.function.compile(signature)
+                self.native = (kept_kernel(name, function.__name__, signature, compiled) if module.IS_KEPT
+                               else compiled())
         except (NumbaError, NotImplementedError) as error:
             raise type_error(program, error, module.SOURCE) from error
         except UnsupportedError as error:  # of an intrinsic, as it makes its code
             raise UnsupportedError.at(program.name, program.filename, program.line, error.sentence) from error
-        self.entry = self.function.overloads[signature].entry_point
-        self.function.disable_compile()
+        given = signature[-len(all_types) :] if all_types else ()
+        count = len(self.constants)
+        self._constant_bytes = Packing(given[:count])(self.constants)
+        self._packing = Packing(given[count:])
+
+    def bound(self, grid, block, dynamic, arguments):
+        """A function that runs blocks `first` to `last` with these arguments: called with those two, and with where the
+        scratch memory and the record are, as `array_words` has them."""
+        given = self._constant_bytes + self._packing(arguments)
+        launch, run = (*grid, *block, dynamic), self.native.run
+        return lambda first, last, memory, record: run(HEAD.pack(first, last, *launch, *memory, *record) + given)
 
     @property
     def cooperative(self):

@@ -11,7 +11,15 @@ from numba import cloudpickle
 from numba.core import sigutils
 from numba.core.errors import NumbaError
 
-from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
+from labkit.simt.arguments import (
+    TENSOR_MAP_TYPE,
+    argument_value,
+    as_scalar,
+    fits,
+    host_view,
+    passed_type,
+    quick_arguments,
+)
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant, is_cached
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, LaunchFormError, UnsupportedError
@@ -71,7 +79,7 @@ class Kernel:
         update_wrapper(self, function, updated=())
         self.dynamic_allowed = LIMITS.shared_per_block
         self.last_launch = None
-        self._compiled = {}
+        self._compiled, self._quick = {}, {}  # _quick: the same, by what a launch looks at first
         self._given = [tuple(s) for s in signatures]
         for signature in self._given:
             self._compile(signature)
@@ -201,8 +209,17 @@ class Kernel:
         self._compile(argument_types, flat)
 
     def compiled_for(self, args, flat=False):
-        """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
-        return self._compile(*self.compile_key(args, flat)), self.converted(args)
+        """The compiled kernel for the arguments of a launch, and the arguments as it takes them."""
+        quick, kinds = quick_arguments(args)
+        key = kinds, is_checked(), current_order() != "forward", flat
+        compiled = None if quick is None else self._quick.get(key)
+        if compiled is not None:
+            return compiled, quick
+        values = [argument_value(self, name, a) for name, a in zip(self.params, args, strict=True)]
+        compiled = self._compile(*self.compile_key(values, flat))
+        if quick is not None and not self._given:
+            self._quick[key] = compiled
+        return compiled, self.converted(values)
 
     def converted(self, args):
         """These (host view) arguments as the kernel takes them: scalars in the types of its signature."""

@@ -15,6 +15,8 @@ watcher = None  # called with (configured kernel, arguments) instead of each lau
 
 def dimensions(kernel, name, value):
     """(x, y, z) from an int or a tuple of up to three, checked."""
+    if type(value) is int and 1 <= value <= LIMITS.max_threads_per_block:  # allowed of either
+        return value, 1, 1
     parts = value if isinstance(value, (tuple, list)) else (value,)
     good = 1 <= len(parts) <= 3 and all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts)
     if not good:
@@ -99,8 +101,7 @@ class ConfiguredKernel:
         check_count(kernel, args)
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
-        values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
-        compiled, values = kernel.compiled_for(values, flat=self._flat)
+        compiled, values = kernel.compiled_for(args, flat=self._flat)
         kernel.last_launch = LastLaunch(self.block, self.sharedmem, sum(getattr(a, "nbytes", 0) for a in values))
         self._check_shared(compiled)
         self._check_cooperative(compiled)

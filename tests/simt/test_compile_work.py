@@ -10,7 +10,7 @@ import pytest
 from numba.core import analysis, codegen, ssa
 
 from labkit.measure.series.simt import long_kernel
-from labkit.simt.codegen import inference, liveness
+from labkit.simt.codegen import inference, liveness, native
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel
 from labkit.simt.rewrite import rewrite
@@ -107,3 +107,31 @@ def test_versions_of_variables_are_those_that_numba_makes(shape, tmp_path, monke
     monkeypatch.setattr(inference, "quick_ssa", contextlib.nullcontext)
     of_numba, many = compiled(tmp_path / "of_numba")
     assert ours == of_numba and any("phi" in line for line in ours) and 8 * few < many
+
+
+@pytest.mark.parametrize(("shape", "pipelines"), [("stores", 1), ("branches with barriers", 2)])
+def test_a_kernel_is_compiled_once(shape, pipelines, tmp_path, monkeypatch):
+    """One run of Numba's compiler, and one for types alone where values are kept across a barrier; none for a second
+    launch."""
+    runs, compile_extra = [], native.compiler.compile_extra
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+    kernel = long_kernel(shape, 4, tmp_path)
+    arrays = [np.ones(256, np.float32) for _ in range(3)]
+    long_kernel(shape, 5, tmp_path)[2, 64](*arrays, 256)  # what the runtime shares
+    monkeypatch.setattr(native.compiler, "compile_extra",
+                        lambda *given, **more: (runs.append(1), compile_extra(*given, **more))[1])
+    kernel[2, 64](*arrays, 256)
+    assert len(runs) == pipelines
+    kernel[2, 64](*arrays, 256)
+    assert len(runs) == pipelines
+
+
+def test_shared_functions_are_called_where_they_are(tmp_path, monkeypatch):
+    """No kernel holds a copy of them, for LLVM to optimise again, and none of Numba's wrappers."""
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+    kernel = CompiledKernel(rewrite(long_kernel("branches with barriers", 4, tmp_path).py_func), TYPES, False, True)
+    library = kernel.native.library
+    assert {name for _, name, *_ in library.calls.values()} >= {"barrier", "fill", "clear_padding"}
+    defined = [function.name for function in library.get_defined_functions()]
+    assert defined and not library.calls.keys() & {*defined}
+    assert len([name for name in defined if "kernel" in name]) == 2  # the kernel, and what Python calls

@@ -3,6 +3,7 @@
 import ast
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -39,6 +40,28 @@ for k in range(int(sys.argv[2])):
     t = np.arange(32)
     make(k)[1, 32](out)
     assert (out == t * FACTOR + k + t % 4 * FACTOR).all(), (k, out)
+print("right")
+"""
+
+
+WITH_BARRIER = """\
+import numpy as np
+from labkit import cuda
+
+@cuda.jit
+def reverse(out):
+    s = cuda.shared.array(64, np.int64)
+    t = cuda.threadIdx.x
+    if t < 64:
+        s[t] = t
+    cuda.syncthreads()
+    if t % 2 == 0:
+        cuda.syncwarp(cuda.activemask())
+    out[t] = s[63 - t]
+
+out = np.zeros(64, np.int64)
+reverse[1, 64](out)
+assert (out == np.arange(64)[::-1]).all(), out
 print("right")
 """
 
@@ -305,6 +328,25 @@ def test_what_a_test_compiles_is_kept_for_the_next_process(tmp_path, monkeypatch
     assert len([*tmp_path.glob("broadcast_*.broadcast.*.kernel")]) == 1
 
 
+def test_a_kernel_that_is_kept_finds_the_shared_functions_it_calls(tmp_path):
+    """Also where they are compiled anew, and have other names then."""
+    (tmp_path / "program.py").write_text(WITH_BARRIER)
+    cache = tmp_path / "cache"
+    folder = Path(__file__).parents[2] / "labkit"
+    shutil.copytree(folder, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
+    settings = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(cache), "PYTHONPATH": str(tmp_path)}
+    kept = None
+    for _ in range(3):
+        done = subprocess.run([sys.executable, tmp_path / "program.py"], env=settings, capture_output=True, text=True,
+                              timeout=120, check=False)
+        assert done.stdout.strip() == "right", done.stderr
+        files = {path: path.stat().st_ino for path in cache.glob("*.kernel")}
+        assert kept is None or files == kept  # nothing was compiled again
+        kept = files
+        for path in tmp_path.glob("labkit/simt/runtime/__pycache__/*.kernel"):
+            path.unlink()
+
+
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):
     """A change in any file, in a folder too, compiles the kernels anew."""
     read = []
@@ -325,7 +367,8 @@ def test_shared_functions_use_nothing_of_labkit_outside_their_folder():
             elif isinstance(node, ast.Import):
                 used |= {alias.name for alias in node.names}
     of_labkit = {name for name in used if name.startswith("labkit")}
-    assert {name for name in of_labkit if not name.startswith("labkit.simt.runtime.")} == {"labkit.simt.cache"}
+    outside = {name for name in of_labkit if not name.startswith("labkit.simt.runtime.")}
+    assert outside == {"labkit.simt.cache", "labkit.simt.settings"}  # where they are kept; Numba's version
 
 
 def test_shared_functions_are_kept_beside_their_file_under_the_stamp_of_their_folder(monkeypatch, tmp_path):

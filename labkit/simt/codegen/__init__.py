@@ -14,6 +14,7 @@ threads, so a barrier knows which threads are missing.
 
 plan.py         regions, branches, loops and waits; which variables are kept for each thread
 lowering.py     Numba's lowering, with values for stack slots
+native.py       machine code, and how Python calls it
 liveness.py     Numba's analysis of live variables, in time that grows with a kernel's length
 types.py        the types of variables, from Numba's inference (inference.py)
 checks.py       indexing -> checked loads and stores

@@ -65,7 +65,6 @@ class Generator:
         arguments += [*p.constants, *self.plan.param_names]
         for device in p.devices.values():
             self.out.device(device)
-        self.out.decorator()
         with self.out.below(f"def {code_name(p)}({', '.join(arguments)}):"):
             self.out.line("_gdx, _gdy, _gdz = _grid")
             self.out.line("_bdx, _bdy, _bdz = _block")

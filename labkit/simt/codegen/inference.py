@@ -3,7 +3,6 @@
 import ast
 import re
 
-from numba import njit
 from numba.core import compiler, ir, registry, types
 from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.core.errors import NumbaTypeError
@@ -26,7 +25,8 @@ from numba.core.untyped_passes import (
 )
 
 from labkit.simt.codegen.liveness import quick_liveness
-from labkit.simt.codegen.lowering import LowerToValues
+from labkit.simt.codegen.lowering import LowerDevice, LowerKernel
+from labkit.simt.codegen.native import run_compiler
 from labkit.simt.codegen.ssa import quick_ssa
 from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import shown
@@ -67,7 +67,7 @@ class _RefuseWholeArrays(FunctionPass):
 # arrays, which the generated code has none of, and take a fifth of the time.
 _UNTYPED = (TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants, GenericRewrites, ReconstructSSA)
 _TYPED = (NopythonTypeInference, _RefuseWholeArrays, PreLowerStripPhis, NoPythonSupportedFeatureValidation,
-          IRLegalization, AnnotateTypes, LowerToValues, NoPythonBackend)  # fmt: skip
+          IRLegalization)  # fmt: skip
 
 
 def _pipelines(*passes):
@@ -87,9 +87,18 @@ class _Compiler(compiler.CompilerBase):
 class KernelCompiler(_Compiler):
     """Compiles generated code, and refuses what numba.cuda would."""
 
+    last = (LowerKernel,)
+
     def define_pipelines(self):
         position = _UNTYPED.index(GenericRewrites)
-        return _pipelines(*_UNTYPED[:position], DeadBranchPrune, *_UNTYPED[position:], DeadBranchPrune, *_TYPED)
+        untyped = *_UNTYPED[:position], DeadBranchPrune, *_UNTYPED[position:], DeadBranchPrune
+        return _pipelines(*untyped, *_TYPED, *self.last)
+
+
+class DeviceCompiler(KernelCompiler):
+    """The same for a device function."""
+
+    last = AnnotateTypes, LowerDevice, NoPythonBackend
 
 
 class _Inferred(Exception):
@@ -124,7 +133,7 @@ def infer_types(function, arguments):
     A variable that Numba splits into versions of several types gets one that holds them all, None if there is none.
     """
     try:
-        njit(pipeline_class=_InferenceOnly)(function).compile(arguments)
+        run_compiler(function, arguments, _InferenceOnly)
     except _Inferred as result:
         typemap = result.typemap
     types_by_name = {}

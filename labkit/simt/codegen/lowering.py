@@ -5,11 +5,14 @@ makes values of them again, in time that grows with the square of the slots. Her
 a block that dominates every use of it, is a value from the start.
 """
 
-from numba.core import ir
+from numba import _dynfunc
+from numba.core import funcdesc, ir
 from numba.core.analysis import compute_cfg_from_blocks, compute_use_defs, must_use_alloca
-from numba.core.compiler_machinery import register_pass
+from numba.core.compiler import _LowerResult
+from numba.core.compiler_machinery import LoweringPass, register_pass
 from numba.core.lowering import Lower
-from numba.core.typed_passes import NativeLowering
+
+from labkit.simt.codegen.native import DeviceLibrary, NativeKernel, own_codegen, write_entry
 
 
 class _LowerToValues(Lower):
@@ -26,13 +29,66 @@ class _LowerToValues(Lower):
         return self.context.data_model_manager[self.typeof(name)].contains_nrt_meminfo()
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
-class LowerToValues(NativeLowering):
-    _name = "labkit_native_lowering"
+class _LowerUncounted(_LowerToValues):
+    """For a kernel that owns no memory: nothing needs to be counted."""
 
-    @property
-    def lowering_class(self):
-        return _LowerToValues
+    def incref(self, ty, value):
+        pass
+
+    decref = incref
+
+    def _is_counted(self, name):
+        return False
+
+
+def _lowered(state, library, lowering_class):
+    """(descriptor, environment, call helper) of a function whose code is now in the library."""
+    flags, context = state.flags, state.targetctx
+    fndesc = funcdesc.PythonFunctionDescriptor.from_specialized_function(
+        state.func_ir, state.typemap, state.return_type, state.calltypes, mangler=context.mangler, inline=False,
+        noalias=flags.noalias, abi_tags=[flags.get_mangle_string()],
+    )  # fmt: skip
+    with context.push_code_library(library):
+        lower = lowering_class(context, library, fndesc, state.func_ir, metadata=state.metadata)
+        lower.lower()
+    return fndesc, lower.env, lower.call_helper
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class LowerKernel(LoweringPass):
+    """A kernel: its code, and what Python calls."""
+
+    _name = "labkit_lower_kernel"
+
+    def __init__(self):
+        LoweringPass.__init__(self)
+
+    def run_pass(self, state):
+        library = state.library
+        lowering_class = _LowerToValues if library.counts_references else _LowerUncounted
+        fndesc, *_ = _lowered(state, library, lowering_class)
+        write_entry(state.targetctx, library, fndesc)
+        state["cr"] = NativeKernel.made(library, fndesc)
+        return True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class LowerDevice(LoweringPass):
+    """A device function: kernels are compiled with it, nothing else calls it."""
+
+    _name = "labkit_lower_device"
+
+    def __init__(self):
+        LoweringPass.__init__(self)
+
+    def run_pass(self, state):
+        library = state.library = DeviceLibrary(own_codegen(), state.func_id.func_qualname)
+        fndesc, environment, call_helper = _lowered(state, library, _LowerToValues)
+        name = fndesc.qualname.split(".")[-1]
+        function = _dynfunc.make_function(fndesc.lookup_module(), name, "", 0, environment, (library,))
+        state.targetctx.insert_user_function(function, fndesc, [library])
+        state["cr"] = _LowerResult(fndesc, call_helper, cfunc=function, env=environment)
+        return True
 
 
 def dominating_variables(blocks):

@@ -18,7 +18,7 @@ IMPORTS = (
     "import operator as _operator",
     "import numpy as _np",
     "from numba import njit as _njit",
-    "from labkit.simt.codegen.inference import KernelCompiler as _KernelCompiler",
+    "from labkit.simt.codegen.inference import DeviceCompiler as _DeviceCompiler",
     *runtime.IMPORTS,
 )
 
@@ -71,18 +71,12 @@ class Writer:
 
     # ---------------- functions
 
-    def decorator(self, device=False):
-        """No wrapper is made that is never called: Python calls the kernel, the kernel its device functions."""
-        if not self.pretty:
-            wrappers = ["no_cfunc_wrapper=True", *(["no_cpython_wrapper=True"] if device else [])]
-            options = ["nogil=True", 'error_model="numpy"', "pipeline_class=_KernelCompiler", *wrappers]
-            self.lines += ["@_without_literals"] if device else []
-            self.line(f"@_njit({', '.join(options)})")
-
     def device(self, source):
         """A device function that stays a function."""
         filename, hidden = self.filename, [] if self.pretty else list(HIDDEN_IDS)
-        self.decorator(device=True)
+        if not self.pretty:
+            options = 'nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True'
+            self.lines += ["@_without_literals", f"@_njit({options}, pipeline_class=_DeviceCompiler)"]
         self.filename = source.filename
         with self.below(f"def {source.name}({', '.join([*source.params, *hidden])}):"):
             for array in source.local:

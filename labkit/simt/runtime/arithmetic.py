@@ -11,7 +11,7 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
 
 from labkit.simt.runtime.operators import OPERATORS, narrows
-from labkit.simt.runtime.shared_function import never_inline, overloaded, shared_function
+from labkit.simt.runtime.shared_function import called_function, overloaded
 from labkit.simt.runtime.signatures import signature_of
 
 
@@ -368,13 +368,12 @@ def selp(test, a, b):
     return lambda test, a, b: a if test else b
 
 
-@shared_function
+@called_function
 def visits(order, n):
     """(step, offset) of an order other than forward: the k-th thread to run is (k * step + offset) % n.
 
     In reverse: from n - 1 down. Scattered: a step near n times the golden ratio that has no common divisor with n.
     """
-    never_inline()
     if order == 1:
         return n - 1, n - 1
     step = max(1, int(n * 0.618))

@@ -9,13 +9,12 @@ import numpy as np
 from numba import types
 
 from labkit.simt.runtime.fault_record import BARRIER, STRICT, WARNED, WARP_MASK, WARP_SELF, WARP_SOURCE, fail
-from labkit.simt.runtime.shared_function import never_inline, overloaded, shared_function
+from labkit.simt.runtime.shared_function import called_function, overloaded
 
 
-@shared_function
+@called_function
 def barrier(mask, live, threads, padded, blocks, b, err, site):
     """Fault unless all the threads of each block are here, or none."""
-    never_inline()
     for k in range(blocks):
         start = k * padded
         arrived = 0
@@ -28,14 +27,13 @@ def barrier(mask, live, threads, padded, blocks, b, err, site):
             fail(BARRIER, err, missing - start, b + k, site, arrived, threads, live[missing])
 
 
-@shared_function
+@called_function
 def grid_barrier(mask, live, threads, padded, blocks, b, err, site, absent_end):
     """Fault unless all the threads of the grid are here, or none; or, where this is not strict, a GPU lets them pass.
 
     A GPU waits in each block for the threads that have not ended, and counts the block by its thread 0: threads other
     than that may be absent if they have returned, or do nothing more but return (absent_end).
     """
-    never_inline()
     arrived = 0
     for k in range(blocks):
         for t in range(k * padded, k * padded + threads):
@@ -52,10 +50,9 @@ def grid_barrier(mask, live, threads, padded, blocks, b, err, site, absent_end):
                         err[WARNED + 3], err[WARNED + 4] = arrived, threads * blocks
 
 
-@shared_function
+@called_function
 def lanes(mask, active):
     """active[w] = a bit for each lane of warp w whose mask is set."""
-    never_inline()
     for w in range(active.size):
         bits = np.uint32(0)
         for lane in range(32):
@@ -63,18 +60,16 @@ def lanes(mask, active):
         active[w] = bits
 
 
-@shared_function
+@called_function
 def warps(mask, live, active, alive):
     """The lanes that are here and those that have not returned, of every warp."""
-    never_inline()
     lanes(mask, active)
     lanes(live, alive)
 
 
-@shared_function
+@called_function
 def check_mask(member, t, active, alive, err, tb, b, site):
     """The lanes that a collective acts on. Fault if the mask leaves out the caller or names an absent lane."""
-    never_inline()
     bits = np.uint32(member)
     w = t >> 5
     if (bits >> np.uint32(t & 31)) & np.uint32(1) == 0:
@@ -92,11 +87,10 @@ def undefined(values):
     return lambda values: kind(value)
 
 
-@shared_function
+@called_function
 def shuffle(values, member, source, t, active, alive, err, tb, b, site):
     """The value of lane `source` of this warp; the thread's own where source is outside the warp, and undefined where
     the mask leaves it out. Fault if the mask names a lane that is not there."""
-    never_inline()
     present = check_mask(member, t, active, alive, err, tb, b, site)
     lane = t & 31
     if source < 0 or source > 31:
@@ -108,9 +102,8 @@ def shuffle(values, member, source, t, active, alive, err, tb, b, site):
     return values[t - lane + source]
 
 
-@shared_function
+@called_function
 def match_any(values, t, present):
-    never_inline()
     bits = np.uint32(0)
     start = t - (t & 31)
     for lane in range(32):
@@ -120,36 +113,32 @@ def match_any(values, t, present):
     return np.int32(bits)
 
 
-@shared_function
+@called_function
 def match_all(values, t, present):
-    never_inline()
     if np.uint32(match_any(values, t, present)) == present:
         return np.int32(present), True
     return np.int32(0), False
 
 
-@shared_function
+@called_function
 def clear_padding(mask, threads, padded, blocks):
     """Masks have an entry for each lane of whole warps; the lanes that do not exist stay 0."""
-    never_inline()
     for k in range(blocks):
         for t in range(threads, padded):
             mask[k * padded + t] = 0
 
 
-@shared_function
+@called_function
 def any_set(mask):
-    never_inline()
     for k in range(mask.size):  # noqa: SIM110 (compiled)
         if mask[k]:
             return True
     return False
 
 
-@shared_function
+@called_function
 def count_set(values, mask, start, threads):
     """How many of a block's threads that are here have a value that is not 0."""
-    never_inline()
     count = 0
     for t in range(start, start + threads):
         if mask[t] and values[t]:
@@ -157,10 +146,9 @@ def count_set(values, mask, start, threads):
     return count
 
 
-@shared_function
+@called_function
 def value_bits(values, mask, bits):
     """bits[w] = a bit for each lane of warp w that is here and whose value is not 0."""
-    never_inline()
     for w in range(bits.size):
         word = np.uint32(0)
         for lane in range(32):

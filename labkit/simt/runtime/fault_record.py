@@ -1,6 +1,7 @@
 """The fault record, and how compiled code writes it.
 
-The record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside to stop the kernel, err[ASYNC] says
+The record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside, to 1 to stop the kernel, and to
+CHECK_SIGNALS to have Python's handlers of signals run in the kernel's thread before it goes on; err[ASYNC] says
 where the queues of cp.async are (ptx_copies.py); err[STRICT] is 1 where a barrier of the grid that a GPU would let pass
 is a fault all the same, err[WARNED] the site + 1 of the first such barrier, with four values after it; err[ORDER]
 is the order of the threads, its index in settings.ORDERS; the rest is written by the first fault. A fault raises Stop,
@@ -17,6 +18,7 @@ ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3,
 STRICT, WARNED = 16, 17
 ORDER = 22
 RECORD_SIZE = 23
+CHECK_SIGNALS = 2
 MAX_SPINS = 1 << 22  # passes of a loop that waits for another thread: some hundredths of a second
 FEW_SPINS = 64  # and of one that gives up after some passes: fewer than those
 MAX_RECORDED_AXES = SHAPE - INDEX
@@ -81,6 +83,32 @@ def _recording_function(module, slots):
     return function
 
 
+def _polling_function(context, module):
+    """The module's function that runs the handlers of signals where it is asked to, and else stops the kernel; what a
+    handler raises stops it too, and is Python's pending exception then."""
+    name = "labkit_simt_poll"
+    function = module.globals.get(name)
+    if function is None:
+        function = ir.Function(module, ir.FunctionType(ir.IntType(1), [_I64.as_pointer()] + [_I64] * 3), name)
+        function.linkage = "internal"
+        for attribute in ("noinline", "cold", "nounwind", "inaccessiblemem_or_argmemonly"):
+            function.attributes.add(attribute)
+        inner = ir.IRBuilder(function.append_basic_block())
+        data, site, t, b = function.args
+        zero = ir.Constant(_I64, 0)
+        answer = inner.cmpxchg(data, ir.Constant(_I64, CHECK_SIGNALS), zero, "monotonic", "monotonic")
+        with inner.if_then(inner.extract_value(answer, 1)):
+            api = context.get_python_api(inner)
+            state = api.gil_ensure()
+            check = cgutils.get_or_insert_function(module, ir.FunctionType(ir.IntType(32), []), "PyErr_CheckSignals")
+            raised = inner.call(check, [])
+            api.gil_release(state)
+            with inner.if_then(inner.icmp_signed("==", raised, ir.Constant(ir.IntType(32), 0))):
+                inner.ret(ir.Constant(ir.IntType(1), 0))
+        inner.ret(inner.call(_recording_function(module, ()), [data, ir.Constant(_I64, ABORTED), site, t, b]))
+    return function
+
+
 def _exit(context, builder):
     """The block of this function that raises Stop."""
     function = builder.function
@@ -128,8 +156,11 @@ def poll(typing_context, err, t, b, site):
         data = field(context, builder, err, arguments[0], "data")
         flag = builder.load_atomic(data, "monotonic", 8)
         with builder.if_then(builder.icmp_unsigned("!=", flag, ir.Constant(_I64, 0)), likely=False):
-            location = emit_location(context, builder, signature.args, arguments)
-            emit_fail(context, builder, err, arguments[0], ABORTED, location)
+            t, b, site = emit_location(context, builder, signature.args, arguments)
+            stopped = builder.call(_polling_function(context, builder.module), [data, site, t, b])
+            goes_on = builder.append_basic_block("goes_on")
+            builder.cbranch(stopped, _exit(context, builder), goes_on)
+            builder.position_at_end(goes_on)
         return context.get_dummy_value()
 
     return types.void(err, t, b, site), codegen

@@ -21,7 +21,7 @@ from labkit.simt.runtime.fault_record import (
     fail,
     field,
 )
-from labkit.simt.runtime.shared_function import never_inline, overloaded, shared_function
+from labkit.simt.runtime.shared_function import called_function, overloaded
 from labkit.simt.runtime.vector_types import is_vector
 
 _I64 = ir.IntType(64)
@@ -394,15 +394,13 @@ def poison(typing_context, array):
     return types.void(array), codegen
 
 
-@shared_function
+@called_function
 def fill(array, value):
-    never_inline()
     for k in range(array.size):
         array[k] = value
 
 
-@shared_function
+@called_function
 def copy(target, source):
-    never_inline()
     for k in range(target.size):
         target[k] = source[k]

@@ -10,14 +10,14 @@ from numba.extending import register_jitable
 
 from labkit.simt.runtime.fault_record import ASYNC, COPY_SIZE, fail
 from labkit.simt.runtime.ptx_memory import checked_address, clear_bytes, move_bytes, peek64, poke64
-from labkit.simt.runtime.shared_function import shared_function
+from labkit.simt.runtime.shared_function import called_function
 
 CAPACITY = 64
 _ENTRY = 32  # bytes: target, source, sizes, group
 QUEUE_BYTES = 24 + CAPACITY * _ENTRY  # head, end, committed groups; entries
 
 
-@shared_function
+@called_function
 def complete_oldest(queue):
     head = peek64(queue)
     entry = queue + 24 + head % CAPACITY * _ENTRY
@@ -30,7 +30,7 @@ def complete_oldest(queue):
     poke64(queue, head + 1)
 
 
-@shared_function
+@called_function
 def start_copy(queue, target, source, size, valid):
     end = peek64(queue + 8)
     if end - peek64(queue) == CAPACITY:
@@ -43,7 +43,7 @@ def start_copy(queue, target, source, size, valid):
     poke64(queue + 8, end + 1)
 
 
-@shared_function
+@called_function
 def wait_copies(queue, newest):
     reached = peek64(queue + 16) - newest
     end = peek64(queue + 8)
@@ -53,7 +53,7 @@ def wait_copies(queue, newest):
         complete_oldest(queue)
 
 
-@shared_function
+@called_function
 def clear_queues(err, threads):
     """Reset the queues to no copies in flight: the state at the start of a block."""
     for t in range(threads):

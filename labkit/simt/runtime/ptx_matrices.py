@@ -8,12 +8,12 @@ import numpy as np
 from labkit.simt.runtime.fault_record import WARP_PART, fail
 from labkit.simt.runtime.ptx_memory import peek16, peek32
 from labkit.simt.runtime.ptx_values import bits_float, pack_half2, unpack_bf162, unpack_half2
-from labkit.simt.runtime.shared_function import shared_function
+from labkit.simt.runtime.shared_function import called_function
 
 _WHOLE = np.uint32(0xFFFFFFFF)
 
 
-@shared_function
+@called_function
 def whole_warps(active, padded, b, err, site):
     """Fault unless all the lanes of a warp are here, or none."""
     for w in range(active.size):
@@ -25,7 +25,7 @@ def whole_warps(active, padded, b, err, site):
             fail(WARP_PART, err, w * 32 % padded + lane, b + w * 32 // padded, site, bits, 0, 0)
 
 
-@shared_function
+@called_function
 def ldmatrix(addresses, active, r0, r1, r2, r3, count, trans):
     for w in range(active.size):
         if active[w] == 0:
@@ -43,13 +43,13 @@ def ldmatrix(addresses, active, r0, r1, r2, r3, count, trans):
                 target[w * 32 + lane] = word
 
 
-@shared_function
+@called_function
 def unpack_word(word, kind):
     """The two numbers in a word of A or B: kind 0 float16, 1 bfloat16."""
     return unpack_half2(word) if kind == 0 else unpack_bf162(word)
 
 
-@shared_function
+@called_function
 def load_operands(kind, start, a0, a1, a2, a3, b0, b1, a, b):
     """The fragments of one warp -> a (16 x k) and b (k x 8), k = 16; for tf32 (kind 2) and for float16 without a2, a3
     and b1 (kind 3) k = 8."""
@@ -74,7 +74,7 @@ def load_operands(kind, start, a0, a1, a2, a3, b0, b1, a, b):
             b[2 * q + 8, g], b[2 * q + 9, g] = unpack_word(b1[t], kind)
 
 
-@shared_function
+@called_function
 def multiply(a, b, c, depth):
     for row in range(16):
         for k in range(depth):
@@ -83,7 +83,7 @@ def multiply(a, b, c, depth):
                 c[row, col] += x * b[k, col]
 
 
-@shared_function
+@called_function
 def mma_f32(kind, active, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     """D = A @ B + C for every warp that is here; D is left in c0 to c3."""
     a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
@@ -104,7 +104,7 @@ def mma_f32(kind, active, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
             c2[t], c3[t] = c[g + 8, 2 * q], c[g + 8, 2 * q + 1]
 
 
-@shared_function
+@called_function
 def mma_f16(active, a0, a1, a2, a3, b0, b1, c0, c1):
     """The same with float16 sums: C and D are two words for each lane, D rounded once."""
     a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from labkit.simt.cache import keep_beside
 
@@ -25,6 +25,22 @@ def _own_files():
     """A digest of the files that shared functions are made from: those of this folder."""
     sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256(b"".join(sources)).hexdigest()
+
+
+def called_function(function):
+    """A shared function that is never copied into a kernel: its machine code is called where it is."""
+    dispatcher = shared_function(function)
+    template = dispatcher.get_call_template
+
+    def get_call_template(args, kws):
+        found = template(args, kws)
+        result = dispatcher.overloads[tuple(found[2])]
+        symbol = result.fndesc.llvm_func_name
+        result.library.shared_call = function.__module__, function.__name__, tuple(found[2]), symbol
+        return found
+
+    dispatcher.get_call_template = get_call_template
+    return dispatcher
 
 
 def overloaded(typed):
@@ -45,14 +61,3 @@ def without_literals(dispatcher):
 
     dispatcher.get_call_template = get_call_template
     return dispatcher
-
-
-@intrinsic
-def never_inline(typing_context):
-    """Keeps LLVM from copying the function that calls this into its callers."""
-
-    def codegen(context, builder, signature, arguments):
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
