@@ -144,6 +144,11 @@ def outcome(plans: dict[str, Plan], kernels: dict, target: str) -> Outcome:
     return Outcome("", spills, refused[0] if refused else "")
 
 
+def _only(names: set[str], taken: dict) -> dict:
+    """Without the targets of a record for which the form is no longer picked."""
+    return {name: value for name, value in taken.items() if name in names}
+
+
 def survey(record: Survey | None = None, operations: Iterable[str] | None = None, models: Iterable[str] | None = None,
            *, progress: Callable[[str, int, int], None] | None = None) -> Survey:
     """Plan these operations and models (all of them if left out), compile what the record has not, and say what each
@@ -167,7 +172,8 @@ def survey(record: Survey | None = None, operations: Iterable[str] | None = None
     missing = {form: targets for form, targets in sorted(wanted.items(), key=lambda item: item[0].key)
                if not targets <= known.get(form.key, {}).keys()}
     compiled = assemble_all(missing, progress and (lambda done, of: progress("Compiling", done, of)))
-    kernels = {form.key: compiled.get(form.key) or known[form.key] for form in wanted}
+    kernels = {form.key: _only(wanted[form] | {"kernel", *forbidden(form)}, compiled.get(form.key) or known[form.key])
+               for form in wanted}
 
     def outcomes(each):
         return {target: outcome(each, kernels, target) for target in TARGETS}
