@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import importlib.metadata
 import multiprocessing
 import re
@@ -40,14 +41,15 @@ def toolchain() -> dict[str, str]:
 
 
 def texts(form: Form, targets: Iterable[str]) -> dict[str, str]:
-    """The PTX for these targets. Where labkit.ptx writes the same for two up to 9.0, so does the compiler, but for the
-    line that names the target: one text then serves for both. tests/measure/test_gpu_matrix.py compares."""
+    """The PTX for these targets. Where labkit.ptx writes the same for two, both up to 9.0 or both from 10.0 on, so does
+    the compiler, but for the line that names the target: one text then serves for both.
+    tests/measure/test_gpu_matrix.py compares."""
     changes = sorted({(0, 0), *compiling.changes(form.kernel)})
     alike: dict[tuple, list[str]] = {}  # targets that share a text
     for target in targets:
         capability = TARGETS[target].capability
         since = max(change for change in changes if change <= capability)
-        alike.setdefault(capability if capability >= (10, 0) else since, []).append(target)
+        alike.setdefault((since, capability >= (10, 0)), []).append(target)
     written = compiling.ptx_for(form.kernel, form.signature, [TARGETS[group[0]].arch for group in alike.values()])
     return {target: _named(written[TARGETS[group[0]].arch], target) for group in alike.values() for target in group}
 
@@ -106,10 +108,14 @@ def assemble_all(wanted: dict[Form, set[str]], progress: Callable[[int, int], No
 
 @contextlib.contextmanager
 def _in_processes(work: Callable, count: int):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a fork uses none of their locks
-        with multiprocessing.get_context("fork").Pool(cores()) as pool:
-            yield pool.imap_unordered(work, range(count))
+    gc.freeze()  # else collections in each process go through, and copy, the kernels of all plans
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a fork uses none of their locks
+            with multiprocessing.get_context("fork").Pool(cores()) as pool:
+                yield pool.imap_unordered(work, range(count))
+    finally:
+        gc.unfreeze()
 
 
 # --- The survey -------------------------------------------------------------------------------------------------------
@@ -138,6 +144,11 @@ def outcome(plans: dict[str, Plan], kernels: dict, target: str) -> Outcome:
     return Outcome("", spills, refused[0] if refused else "")
 
 
+def _only(names: set[str], taken: dict) -> dict:
+    """Without the targets of a record for which the form is no longer picked."""
+    return {name: value for name, value in taken.items() if name in names}
+
+
 def survey(record: Survey | None = None, operations: Iterable[str] | None = None, models: Iterable[str] | None = None,
            *, progress: Callable[[str, int, int], None] | None = None) -> Survey:
     """Plan these operations and models (all of them if left out), compile what the record has not, and say what each
@@ -161,7 +172,8 @@ def survey(record: Survey | None = None, operations: Iterable[str] | None = None
     missing = {form: targets for form, targets in sorted(wanted.items(), key=lambda item: item[0].key)
                if not targets <= known.get(form.key, {}).keys()}
     compiled = assemble_all(missing, progress and (lambda done, of: progress("Compiling", done, of)))
-    kernels = {form.key: compiled.get(form.key) or known[form.key] for form in wanted}
+    kernels = {form.key: _only(wanted[form] | {"kernel", *forbidden(form)}, compiled.get(form.key) or known[form.key])
+               for form in wanted}
 
     def outcomes(each):
         return {target: outcome(each, kernels, target) for target in TARGETS}

@@ -96,11 +96,15 @@ MODELS = _models()
 def plans_of(name: str) -> dict[str, Plan]:
     """{target: Plan} of a model."""
     plans = {}
-    for target, gpu in TARGETS.items():
-        plan = plans[target] = Plan()
-        with gpus.plan_for(gpu):
-            for yielded in MODELS[name]:
-                for size, work in yielded():
-                    plan.add(size, work)
-            gc.collect()  # a model and its memory refer to each other
+    gc.freeze()  # else each collection below goes through the kernels of all plans before
+    try:
+        for target, gpu in TARGETS.items():
+            plan = plans[target] = Plan()
+            with gpus.plan_for(gpu):
+                for yielded in MODELS[name]:
+                    for size, work in yielded():
+                        plan.add(size, work)
+                gc.collect()  # a model and its memory refer to each other
+    finally:
+        gc.unfreeze()
     return plans

@@ -87,8 +87,10 @@ def test_the_record_has_every_rung_and_model():
     assert [gpu.capability for gpu in TARGETS.values()] == list(gpus.SUPPORTED)
 
 
-def test_two_targets_share_a_text_only_where_the_compiler_writes_the_same(compiler):
-    (form,) = [use.form for use in gpu_plans.plans_of(ops.op("softmax"))["softmax_naive"][HOME].uses]
+@pytest.mark.parametrize(("operation", "rung"), [("softmax", "softmax_naive"), ("rmsnorm_bf16", "rmsnorm_registers")])
+def test_two_targets_share_a_text_only_where_the_compiler_writes_the_same(compiler, operation, rung):
+    plan = gpu_plans.plans_of(ops.op(operation))[rung]["12.0"]
+    form = min((use.form for use in plan.uses), key=lambda form: form.key)
 
     def unnamed(text):
         return re.sub(r"_Z\w+", "f", text)  # the names of functions count what was compiled
