@@ -110,68 +110,17 @@ class OutOfTime(BaseException):
 
 
 def _become_numba_cuda():
-    """From here on `numba.cuda` is the CPU device; what numba-cuda's tests need beside it stays."""
-    import numba
-    import numba.cuda as real
+    """From here on `numba.cuda` is the CPU device; of numba-cuda there are its tests alone."""
+    from labkit.simt import stand_in
 
     for name in ("filecheck", "filecheck.matcher", "filecheck.options", "filecheck.parser", "filecheck.finput"):
         sys.modules.setdefault(name, unittest.mock.MagicMock(name=name))  # reads LLVM's IR: there is none
-    import numba.cuda.testing as testing
-    import numba.cuda.tests.support
-
-    from labkit.simt import api
-
-    for name in dir(testing):
-        if name.startswith(("skip_unless_cc", "skip_if_cudadevrt")):
-            setattr(testing, name, lambda test: test)
-        elif name.startswith(("skip_if_nvjitlink", "skip_under", "skip_on_nvjitlink")):
-            setattr(testing, name, lambda reason: lambda test: test)
-    testing.cc_X_or_above = lambda major, minor: True
-    testing.CUDATestCase._dump_failed_filechecks = False
-
-    kept = {"HAS_NUMBA", "config", "types", "np", "errors", "core", "testing", "tests", "utils", "test"}
-
-    class Missing:
-        """A name that `from numba.cuda import name` finds and that the CPU device lacks: its use says so."""
-
-        def __init__(self, name):
-            self._name = name
-
-        def __getattr__(self, attribute):
-            return getattr(api, self._name)
-
-        def __call__(self, *args, **kwargs):
-            return getattr(api, self._name)
-
-    class Stand(type(real)):
-        """`from numba.cuda import name`: the CPU device's, or what is no part of numba.cuda's interface."""
-
-        def __getattr__(self, name):
-            inside = isinstance(getattr(real, name, None), type(real)) and name not in api.NEEDS_GPU
-            if name in kept or name.startswith("__") or (inside and not hasattr(api, name)):
-                return getattr(real, name)
-            if not hasattr(api, name) and hasattr(real, name):
-                return Missing(name)
-            return getattr(api, name)
-
-    stand = Stand("numba.cuda")
-    stand.__path__, stand.__spec__, stand.__file__ = real.__path__, real.__spec__, real.__file__
-    sys.modules["numba.cuda"] = stand
-    sys.modules["numba.cuda.random"] = importlib.import_module("labkit.simt.random")
-    numba.cuda = stand
-    for name in ("vectorize", "guvectorize"):
-        setattr(numba, name, _for_cuda(getattr(numba, name), getattr(api, name)))
+    stand_in.install()
+    sys.modules["numba.cuda"].__path__ = [str(_folder())]
 
 
-def _for_cuda(of_numba, ours):
-    """numba.vectorize, whose target "cuda" is the CPU device's."""
-
-    def choose(*args, target=None, **options):
-        if target == "cuda":
-            return ours(*args, **options)
-        return of_numba(*args, **options, **({} if target is None else {"target": target}))
-
-    return choose
+def _folder():
+    return Path(importlib.util.find_spec("numba_cuda").origin).parent / "numba" / "cuda"
 
 
 class _Result(unittest.TestResult):
@@ -266,7 +215,7 @@ def _work():
 
 def modules(words=()):
     """The test modules that are run: of numba-cuda's cudapy, cudadrv and doc_examples, those that concern semantics."""
-    folder = Path(importlib.util.find_spec("numba_cuda").origin).parent / "numba" / "cuda" / "tests"
+    folder = _folder() / "tests"
     found = []
     for part, left_out in LEFT_OUT.items():
         for path in sorted((folder / part).glob("test_*.py")):

@@ -37,6 +37,9 @@ A launch
     workers.py    blocks over cores, Ctrl-C, the time limit
     faults.py     a fault record -> the error, with kernel, line, block and thread
 
+For programs that know nothing of labkit
+    stand_in.py   install(): the CPU device in the place of numba.cuda and numba_cuda_mlir.cuda
+
 In plain Python
     interpreter.py    the same tree, for kernels whose warps wait for one another, and launches whose threads do
     typed_numbers.py  its numbers, and operators with Numba's types

@@ -1,0 +1,351 @@
+"""labkit.simt.api in the place of numba.cuda and numba_cuda_mlir.cuda, for programs that know nothing of labkit.
+
+`install()` does it, before a program's first import of either; they need not be installed. `python -m labkit.simt` and
+the pytest plugin call it. Their submodules are here as well: those that kernels and programs use work, names of Numba's
+own compiler (numba.cuda.types, numba.cuda.core.errors, ...) are Numba's, and what only a GPU has says so when it is
+used, not when it is imported.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import unittest
+from pathlib import Path
+
+import numba
+
+from labkit.simt import api, errors, libraries, random, stubs, unsigned
+from labkit.simt.arguments import ArgHint
+from labkit.simt.errors import UnsupportedError
+from labkit.simt.kernel import DeviceFunction, Kernel
+
+NAME, MLIR = "numba.cuda", "numba_cuda_mlir"
+# Submodules that numba-cuda copied from Numba: here they are Numba's.
+OF_NUMBA = {
+    "cgutils": "numba.core.cgutils", "cloudpickle": "numba.cloudpickle", "core": "numba.core",
+    "cpython": "numba.cpython", "datamodel": "numba.core.datamodel", "debuginfo": "numba.core.debuginfo",
+    "extending": "numba.extending", "itanium_mangler": "numba.core.itanium_mangler", "misc": "numba.misc",
+    "np": "numba.np", "serialize": "numba.core.serialize", "tests.support": "numba.tests.support",
+    "typeconv": "numba.core.typeconv", "types": "numba.core.types", "typing": "numba.core.typing",
+    "utils": "numba.core.utils",
+}  # fmt: skip
+# Submodules about GPU code: any name can be imported from them, and its use says that it needs a GPU.
+OF_GPU = {
+    "_internal", "bf16", "cache_hints", "codegen", "compiler", "cuda_paths", "cudadecl", "cudadrv.driver",
+    "cudadrv.drvapi", "cudadrv.enums", "cudadrv.libs", "cudadrv.linkable_code", "cudadrv.mappings", "cudadrv.nvrtc",
+    "cudadrv.nvvm", "cudadrv.rtapi", "cudaimpl", "cudamath", "descriptor", "flags", "fp8", "initialize", "intrinsics",
+    "launchconfig", "libdevicedecl", "libdevicefuncs", "libdeviceimpl", "lowering", "mathimpl", "memory_management",
+    "memory_management.nrt", "models", "nvvmutils", "printimpl", "target", "ufuncs",
+}  # fmt: skip
+
+
+class CudaDriverError(Exception):
+    """Of numba.cuda.cudadrv.error; the CPU device has no driver, so that it is never raised."""
+
+
+class CudaAPIError(CudaDriverError):
+    """Of numba.cuda.cudadrv.driver; never raised."""
+
+
+class CudaSupportError(ImportError):
+    """Of numba.cuda.cudadrv.error; never raised: the CPU device is always there."""
+
+
+class Missing:
+    """A name of numba.cuda that only a GPU has: it can be imported, and its use raises UnsupportedError."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def _refuse(self, *_, **__):
+        raise UnsupportedError(f"{self._name} needs a GPU: the CPU device, which is in its place, does not have it")
+
+    __call__ = __mro_entries__ = __getitem__ = __iter__ = __enter__ = _refuse
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __instancecheck__(self, _):
+        return False
+
+    def __repr__(self):
+        return f"<{self._name}: needs a GPU>"
+
+
+def _missing(name):
+    """What stands for a name that only a GPU has. An exception is a class, for `except` clauses."""
+    short = name.rpartition(".")[2]
+    if short.endswith(("Error", "Exception", "Warning")):
+        return type(short, (UserWarning if short.endswith("Warning") else Exception,), {"__module__": NAME})
+    return Missing(name)
+
+
+class Submodule(types.ModuleType):
+    """A submodule of numba.cuda: its own names, then its submodules, then what only a GPU has."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        inner = f"{self.__name__}.{name}"
+        if _exists(inner):
+            return importlib.import_module(inner)
+        if inner.removeprefix(f"{NAME}.").rpartition(".")[0] in OF_GPU:
+            value = _missing(inner)
+            setattr(self, name, value)
+            return value
+        raise AttributeError(f"{inner} does not exist on the CPU device, which is in the place of {NAME}")
+
+
+class Cuda(Submodule):
+    """numba.cuda itself: the names of labkit.simt.api, and submodules."""
+
+    def __getattr__(self, name):
+        if name.startswith("__") or not _exists(f"{NAME}.{name}"):
+            try:
+                return getattr(api, name)
+            except AttributeError:
+                if name not in api.NEEDS_GPU:
+                    raise
+                return _missing(f"{NAME}.{name}")
+        return super().__getattr__(name)
+
+    def __dir__(self):
+        return sorted({*vars(self), *api.__all__, *(n for n in (*MODULES, *OF_NUMBA) if "." not in n)})
+
+
+def _public(module):
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+
+
+def _of_errors():
+    from numba.core import errors as of_numba
+
+    return {
+        "KernelRuntimeError": errors.KernelError, "CudaLoweringError": errors.CompileError,
+        "LoweringError": of_numba.LoweringError, "UnsupportedBytecodeError": errors.UnsupportedError,
+    }  # fmt: skip
+
+
+def _of_driver():
+    return {
+        "driver": Driver(), "CudaAPIError": CudaAPIError, "CudaDriverError": CudaDriverError,
+        "CudaSupportError": CudaSupportError, "Context": api.Context, "Device": api.Device, "Stream": api.Stream,
+        "Event": api.Event, "is_device_memory": api.is_cuda_array, "MemoryInfo": api.MemoryInfo,
+        "device_memory_size": lambda array: array.nbytes,
+    }  # fmt: skip
+
+
+class Driver:
+    """numba.cuda.cudadrv.driver.driver: there is one device; the driver's own functions need a GPU."""
+
+    is_initialized, initialization_error = True, None
+
+    def ensure_initialized(self):
+        pass
+
+    def get_device_count(self):
+        return len(api.gpus)
+
+    def get_device(self, devnum=0):
+        return api.gpus[devnum]
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing(f"{NAME}.cudadrv.driver.driver.{name}")
+
+
+def _of_error():
+    return {"CudaDriverError": CudaDriverError, "CudaSupportError": CudaSupportError, **{
+        name: _missing(f"{NAME}.cudadrv.error.{name}") for name in (
+            "CudaRuntimeError", "NvvmError", "NvvmSupportError", "NvvmWarning", "NvrtcError", "NvrtcCompilationError",
+            "NvrtcBuiltinOperationFailure", "NvrtcSupportError", "CCSupportError")}}  # fmt: skip
+
+
+def _of_devices():
+    return {name: getattr(api, name) for name in ("gpus", "require_context")} | {
+        "get_context": api.current_context, "reset": api.close}  # fmt: skip
+
+
+def _of_devicearray():
+    from labkit.simt import arrays
+
+    return _public(arrays) | {"DeviceNDArrayBase": arrays.DeviceNDArray, "auto_device": _auto_device}
+
+
+def _auto_device(obj, stream=0, copy=True, user_explicit=False):
+    """(device array, whether it is new) of an array of either side."""
+    if api.is_cuda_array(obj):
+        return api.as_cuda_array(obj), False
+    return api.to_device(obj, stream, copy), True
+
+
+def _of_testing():
+    """What tests ask of the machine. The CPU device is compute capability 9.0, has no toolkit and is no simulator."""
+    from numba.tests.support import TestCase
+
+    def always(test):
+        return test
+
+    run = {name: lambda reason: always for name in (
+        "skip_on_cudasim", "skip_if_external_memmgr", "skip_under_cuda_memcheck", "skip_on_arm", "skip_on_wsl2",
+        "skip_on_standalone_numba_cuda", "skip_if_nvjitlink_missing", "skip_on_nvjitlink_13_1_sm_120")}  # fmt: skip
+    run |= {f"skip_unless_cc_{version}": always for version in ("50", "53", "60", "70", "75", "80", "86", "89", "90")}
+    toolkit = unittest.skip("needs the CUDA toolkit")
+    skipped = dict.fromkeys(("skip_unless_cudasim", "skip_without_nvdisasm", "skip_with_nvdisasm",
+                             "skip_unless_conda_cudatoolkit"), unittest.skip)
+    skipped |= {"skip_if_cuda_includes_missing": toolkit, "skip_if_curand_kernel_missing": toolkit}
+    return {
+        **run, **skipped, "skip_if_cudadevrt_missing": always, "xfail_unless_cudasim": unittest.expectedFailure,
+        "unittest": unittest, "TestCase": TestCase, "CUDATestCase": type("CUDATestCase", (TestCase,), {}),
+        "ContextResettingTestCase": type("ContextResettingTestCase", (TestCase,), {}), "ForeignArray": ForeignArray,
+        "cc_X_or_above": lambda major, minor: (major, minor) <= (9, 0), "test_data_dir": Path("data"),
+    }  # fmt: skip
+
+
+class ForeignArray:
+    """numba.cuda.testing's: an object of another library that describes its memory."""
+
+    def __init__(self, arr):
+        self._arr = arr
+        self.__cuda_array_interface__ = arr.__cuda_array_interface__
+
+
+def _vectorizer(make):
+    """numba.vectorize's builder for target="cuda", with `make` of labkit.simt.vectorize."""
+
+    class Builder:
+        def __init__(self, function, *signature, identity=None, targetoptions=None, **_):
+            self.function, self.signature, self.types = function, signature, []
+
+        def add(self, sig):
+            self.types.append(sig)
+
+        def disable_compile(self):
+            pass
+
+        def build_ufunc(self):
+            return make(self.types, *self.signature)(self.function)
+
+    return Builder
+
+
+# Submodule: what makes its names, when it is first imported.
+MODULES = {
+    "": lambda: {"config": numba.config, "HAS_NUMBA": True, "implementation": "labkit.simt"},
+    "api": lambda: _public(api),
+    "api_util": dict,
+    "args": lambda: {"ArgHint": ArgHint, "In": api.In, "Out": api.Out, "InOut": api.InOut},
+    "cg": lambda: _public(stubs.cg),
+    "cudadrv": dict,
+    "cudadrv.devicearray": _of_devicearray,
+    "cudadrv.devices": _of_devices,
+    "cudadrv.driver": _of_driver,
+    "cudadrv.error": _of_error,
+    "cudadrv.nvvm": lambda: {"is_available": lambda: False, "NvvmError": _missing("NvvmError"),
+                             "NvvmSupportError": _missing("NvvmSupportError"), "get_supported_ccs": tuple},
+    "cudadrv.runtime": lambda: {"runtime": api.runtime},
+    "decorators": lambda: {"jit": api.jit, "declare_device": api.declare_device},
+    "device_init": lambda: _public(api),
+    "deviceufunc": dict,
+    "dispatcher": lambda: {"CUDADispatcher": Kernel, "_Kernel": Kernel, "DeviceFunction": DeviceFunction},
+    "errors": _of_errors,
+    "fp16": lambda: _public(libraries.fp16),
+    "kernels": dict,
+    "kernels.reduction": lambda: {"Reduce": api.Reduce},
+    "libdevice": lambda: _public(libraries.libdevice),
+    "random": lambda: _public(random),
+    "simulator": lambda: _public(api),
+    "simulator_init": lambda: _public(api),
+    "stubs": lambda: _public(stubs) | libraries.VECTOR_TYPES,
+    "testing": _of_testing,
+    "vector_types": lambda: {"vector_types": libraries.VECTOR_TYPES, **libraries.VECTOR_TYPES},
+    "vectorizers": lambda: {"CUDAVectorize": _vectorizer(api.vectorize),
+                            "CUDAGUFuncVectorize": _vectorizer(api.guvectorize)},
+}  # fmt: skip
+
+
+def _as_numba_cuda(name):
+    """A name of numba-cuda-mlir's modules as numba-cuda has it; others as they are."""
+    for package in (f"{MLIR}.cuda", f"{MLIR}.numba_cuda", MLIR):
+        if name == package or name.startswith(f"{package}."):
+            return NAME + name.removeprefix(package)
+    return name
+
+
+def _numbas(part):
+    """The module of Numba that a submodule of numba.cuda is a copy of, or None."""
+    home = max((home for home in OF_NUMBA if part == home or part.startswith(f"{home}.")), key=len, default=None)
+    return None if home is None else OF_NUMBA[home] + part.removeprefix(home)
+
+
+def _exists(name):
+    part = name.removeprefix(f"{NAME}.")
+    return part in MODULES or part in OF_GPU or part in OF_NUMBA
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds numba.cuda, numba_cuda_mlir and their submodules here, whether or not they are installed."""
+
+    def find_spec(self, name, path=None, target=None):
+        own = _as_numba_cuda(name)
+        part = "" if own == NAME else own.removeprefix(f"{NAME}.")
+        if part == own:
+            return None
+        if part in MODULES or part in OF_GPU or _numbas(part):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        if path:  # someone has given numba.cuda a folder
+            return None
+        raise ModuleNotFoundError(f"{name} does not exist on the CPU device, which is in its place", name=name)
+
+    def create_module(self, spec):
+        return Cuda(spec.name) if spec.name == NAME else Submodule(spec.name)
+
+    def exec_module(self, module):
+        name = module.__name__
+        own = _as_numba_cuda(name)
+        part = "" if own == NAME else own.removeprefix(f"{NAME}.")
+        numbas = _numbas(part)
+        if name == MLIR:
+            from numba import carray, farray
+
+            vars(module).update(carray=carray, farray=farray, __version__="0")
+        elif numbas and part not in MODULES:
+            sys.modules[name] = importlib.import_module(numbas)
+        elif own != name:
+            sys.modules[name] = importlib.import_module(own)
+        else:
+            vars(module).update(MODULES.get(part, dict)())
+
+
+def is_installed():
+    """Whether the CPU device is in the place of numba.cuda."""
+    return isinstance(sys.modules.get(NAME), Cuda)
+
+
+def install():
+    """Put the CPU device in the place of numba.cuda and numba_cuda_mlir.cuda, for the imports that follow.
+
+    Types are Numba's own from then on, also in packages that ask for labkit.simt.unsigned. Raises ImportError where a
+    module has imported one of them already.
+    """
+    if is_installed():
+        return
+    real = [sys.modules.get(name) for name in (NAME, MLIR, f"{MLIR}.cuda")]
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("numba", MLIR, "numba_cuda"):
+            continue
+        if any(known is not None and any(value is known for value in list(getattr(module, "__dict__", {}).values()))
+               for known in real):  # fmt: skip
+            raise ImportError(
+                f"{name} has imported numba.cuda already: labkit.simt.stand_in.install() must come before its import"
+            )
+    for name in [n for n in sys.modules if n in (NAME, MLIR) or n.startswith((f"{NAME}.", f"{MLIR}."))]:
+        del sys.modules[name]
+    unsigned.switch_off()
+    sys.meta_path.insert(0, Finder())
+    numba.cuda = importlib.import_module(NAME)
