@@ -220,9 +220,9 @@ def _run_cells(path, report):
     with open(report, "w", buffering=1) as lines:
         for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
             source = "".join(cell["source"])
-            if cell["cell_type"] != "code" or source.startswith(("%%bash", "%%writefile", "%%sh")):
+            if cell["cell_type"] != "code" or source.startswith(("%%bash", "%%sh")):
                 continue
-            kept = [line for line in source.splitlines() if not line.lstrip().startswith(("!", "%pip", "%cd", "%load"))]
+            kept = [line for line in source.splitlines() if not line.lstrip().startswith(("!", "%pip", "%cd", "%load", "%matplotlib"))]
             source = "\n".join(kept).replace("%timeit ", "%timeit -n 1 -r 1 ")
             begin = time.perf_counter()
             result = shell.run_cell(source)
