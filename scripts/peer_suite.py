@@ -116,7 +116,7 @@ def _become_numba_cuda():
     for name in ("filecheck", "filecheck.matcher", "filecheck.options", "filecheck.parser", "filecheck.finput"):
         sys.modules.setdefault(name, unittest.mock.MagicMock(name=name))  # reads LLVM's IR: there is none
     stand_in.install()
-    sys.modules["numba.cuda"].__path__ = [str(_folder())]
+    importlib.import_module("numba.cuda").__path__ = [str(_folder())]
 
 
 def _folder():

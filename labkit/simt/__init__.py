@@ -49,18 +49,21 @@ In plain Python
     observer/         observe: the race detector, memory requests, a report, a figure, a player
 """
 
-from labkit.simt.settings import (
-    blocks_in_turn,
-    check_numba,
-    step_limit,
-    strict_barriers,
-    thread_order,
-    time_limit,
+import importlib
+
+# Name -> the module that it comes from, imported when it is first used: `import labkit.simt` costs nothing.
+_HOMES = {"observe": "observer.observe", "show": "kernel"} | dict.fromkeys(
+    ("blocks_in_turn", "step_limit", "strict_barriers", "thread_order", "time_limit"), "settings"
 )
+__all__ = [*_HOMES]
 
-check_numba()  # before the modules below make compiled functions
 
-from labkit.simt.kernel import show  # noqa: E402
-from labkit.simt.observer.observe import observe  # noqa: E402
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
-__all__ = ["blocks_in_turn", "observe", "show", "step_limit", "strict_barriers", "thread_order", "time_limit"]
+
+def __dir__():
+    return sorted(__all__)

@@ -19,6 +19,9 @@ file of this folder changes.
 """
 
 from labkit.simt.runtime.operators import OPERATORS
+from labkit.simt.settings import check_numba
+
+check_numba()  # before any function is compiled
 
 # The names that generated code imports, by module.
 HELPERS = {

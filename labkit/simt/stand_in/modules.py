@@ -1,27 +1,22 @@
-"""labkit.simt.api in the place of numba.cuda and numba_cuda_mlir.cuda, for programs that know nothing of labkit.
+"""The submodules of numba.cuda as the CPU device has them: `MODULES`, `OF_NUMBA`, `OF_GPU`.
 
-`install()` does it, before a program's first import of either; they need not be installed. `python -m labkit.simt` and
-the pytest plugin call it. Their submodules are here as well: those that kernels and programs use work, names of Numba's
-own compiler (numba.cuda.types, numba.cuda.core.errors, ...) are Numba's, and what only a GPU has says so when it is
-used, not when it is imported.
+Those that kernels and programs use hold labkit.simt's own; copies of Numba's compiler are Numba's; a name that only a
+GPU has can be imported from the others, and its use says so.
 """
 
 import importlib
-import importlib.abc
-import importlib.machinery
-import sys
 import types
 import unittest
 from pathlib import Path
 
 import numba
 
-from labkit.simt import api, errors, libraries, random, stubs, unsigned
+from labkit.simt import api, arrays, errors, libraries, random, stubs
 from labkit.simt.arguments import ArgHint
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.kernel import DeviceFunction, Kernel
 
-NAME, MLIR = "numba.cuda", "numba_cuda_mlir"
+NAME = "numba.cuda"
 # Submodules that numba-cuda copied from Numba: here they are Numba's.
 OF_NUMBA = {
     "cgutils": "numba.core.cgutils", "cloudpickle": "numba.cloudpickle", "core": "numba.core",
@@ -91,7 +86,7 @@ class Submodule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         inner = f"{self.__name__}.{name}"
-        if _exists(inner):
+        if exists(inner.removeprefix(f"{NAME}.")):
             return importlib.import_module(inner)
         if inner.removeprefix(f"{NAME}.").rpartition(".")[0] in OF_GPU:
             value = _missing(inner)
@@ -104,7 +99,7 @@ class Cuda(Submodule):
     """numba.cuda itself: the names of labkit.simt.api, and submodules."""
 
     def __getattr__(self, name):
-        if name.startswith("__") or not _exists(f"{NAME}.{name}"):
+        if name.startswith("__") or not exists(name):
             try:
                 return getattr(api, name)
             except AttributeError:
@@ -172,8 +167,6 @@ def _of_devices():
 
 
 def _of_devicearray():
-    from labkit.simt import arrays
-
     return _public(arrays) | {"DeviceNDArrayBase": arrays.DeviceNDArray, "auto_device": _auto_device}
 
 
@@ -269,83 +262,16 @@ MODULES = {
 }  # fmt: skip
 
 
-def _as_numba_cuda(name):
-    """A name of numba-cuda-mlir's modules as numba-cuda has it; others as they are."""
-    for package in (f"{MLIR}.cuda", f"{MLIR}.numba_cuda", MLIR):
-        if name == package or name.startswith(f"{package}."):
-            return NAME + name.removeprefix(package)
-    return name
+def of_mlir():
+    """The names of the package numba_cuda_mlir."""
+    return {"carray": numba.carray, "farray": numba.farray, "__version__": "0"}
 
 
-def _numbas(part):
+def home(part):
     """The module of Numba that a submodule of numba.cuda is a copy of, or None."""
-    home = max((home for home in OF_NUMBA if part == home or part.startswith(f"{home}.")), key=len, default=None)
-    return None if home is None else OF_NUMBA[home] + part.removeprefix(home)
+    copied = max((name for name in OF_NUMBA if part == name or part.startswith(f"{name}.")), key=len, default=None)
+    return None if copied is None else OF_NUMBA[copied] + part.removeprefix(copied)
 
 
-def _exists(name):
-    part = name.removeprefix(f"{NAME}.")
-    return part in MODULES or part in OF_GPU or part in OF_NUMBA
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds numba.cuda, numba_cuda_mlir and their submodules here, whether or not they are installed."""
-
-    def find_spec(self, name, path=None, target=None):
-        own = _as_numba_cuda(name)
-        part = "" if own == NAME else own.removeprefix(f"{NAME}.")
-        if part == own:
-            return None
-        if part in MODULES or part in OF_GPU or _numbas(part):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        if path:  # someone has given numba.cuda a folder
-            return None
-        raise ModuleNotFoundError(f"{name} does not exist on the CPU device, which is in its place", name=name)
-
-    def create_module(self, spec):
-        return Cuda(spec.name) if spec.name == NAME else Submodule(spec.name)
-
-    def exec_module(self, module):
-        name = module.__name__
-        own = _as_numba_cuda(name)
-        part = "" if own == NAME else own.removeprefix(f"{NAME}.")
-        numbas = _numbas(part)
-        if name == MLIR:
-            from numba import carray, farray
-
-            vars(module).update(carray=carray, farray=farray, __version__="0")
-        elif numbas and part not in MODULES:
-            sys.modules[name] = importlib.import_module(numbas)
-        elif own != name:
-            sys.modules[name] = importlib.import_module(own)
-        else:
-            vars(module).update(MODULES.get(part, dict)())
-
-
-def is_installed():
-    """Whether the CPU device is in the place of numba.cuda."""
-    return isinstance(sys.modules.get(NAME), Cuda)
-
-
-def install():
-    """Put the CPU device in the place of numba.cuda and numba_cuda_mlir.cuda, for the imports that follow.
-
-    Types are Numba's own from then on, also in packages that ask for labkit.simt.unsigned. Raises ImportError where a
-    module has imported one of them already.
-    """
-    if is_installed():
-        return
-    real = [sys.modules.get(name) for name in (NAME, MLIR, f"{MLIR}.cuda")]
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("numba", MLIR, "numba_cuda"):
-            continue
-        if any(known is not None and any(value is known for value in list(getattr(module, "__dict__", {}).values()))
-               for known in real):  # fmt: skip
-            raise ImportError(
-                f"{name} has imported numba.cuda already: labkit.simt.stand_in.install() must come before its import"
-            )
-    for name in [n for n in sys.modules if n in (NAME, MLIR) or n.startswith((f"{NAME}.", f"{MLIR}."))]:
-        del sys.modules[name]
-    unsigned.switch_off()
-    sys.meta_path.insert(0, Finder())
-    numba.cuda = importlib.import_module(NAME)
+def exists(part):
+    return part in MODULES or part in OF_GPU or home(part) is not None
