@@ -63,6 +63,21 @@ def test_guvectorize():
     assert np.array_equal(out, (a * a).sum(axis=1))
 
 
+def test_guvectorize_of_wider_arguments():
+    """numba-cuda casts float64 to a signature of float32 alone; text has no signature."""
+
+    def sums(vector, out):
+        out[0] = 0
+        for value in vector:
+            out[0] += value
+
+    ufunc = cuda.guvectorize(["(float32[:], float32[:])"], "(n)->()")(sums)
+    result = ufunc(np.array([[0.1, 0.2], [1, 2]]))
+    assert result.dtype == np.float32 and np.array_equal(result, np.array([[0.1, 0.2], [1, 2]], np.float32).sum(axis=1))
+    with pytest.raises(TypeError, match="not supported"):
+        ufunc(np.array(["text"]))
+
+
 def test_refusals():
     with pytest.raises(UnsupportedError, match="needs the signatures"):
         cuda.vectorize(lambda x: x)
