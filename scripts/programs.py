@@ -37,7 +37,7 @@ KINDS = {
     "wrong": "wrong or obscure", "timeout": "not in time", "skipped": "skipped by the test itself",
 }  # fmt: skip
 LIMIT_S = 120  # one test, script or notebook on the CPU device
-SIMULATOR_LIMIT_S = 300  # all that is timed of a program, under Numba's simulator
+SIMULATOR_LIMIT_S = 120  # one of them, or a program's timed tests, under Numba's simulator
 _FAULTS = ("BarrierError", "OutOfBoundsError", "MisalignedError", "WarpError", "DeadlockError", "KernelAssertionError")
 _REFUSALS = re.compile(r"UnsupportedError|CPU device|not supported|cannot be|numba\.cuda has no")
 _GPU = re.compile(
