@@ -45,6 +45,17 @@ class KernelError(Exception):
     """Base of every error that a kernel raises on the CPU device."""
 
 
+def end_at_launch(error):
+    """Let the traceback of a KernelError end at the program's line that launched the kernel."""
+    folder, last, entry = os.path.dirname(__file__) + os.sep, None, error.__traceback__
+    while isinstance(error, KernelError) and entry is not None:
+        if not entry.tb_frame.f_code.co_filename.startswith(folder):
+            last = entry
+        entry = entry.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
 PROBLEMS = {  # what keeps a kernel from being compiled -> the facts that a CompileError names, and their types
     "unknown name": {"name": str},
     "unknown member": {"base": str, "name": str, "elsewhere": bool},  # elsewhere: numba.cuda has it on a GPU

@@ -10,6 +10,8 @@ from labkit.simt.errors import ArgumentError, LaunchError
 from labkit.simt.settings import LIMITS
 from labkit.simt.workers import interpret, run_blocks
 
+watcher = None  # called with (configured kernel, arguments) instead of each launch, if set
+
 
 def dimensions(kernel, name, value):
     """(x, y, z) from an int or a tuple of up to three, checked."""
@@ -74,12 +76,14 @@ class ConfiguredKernel:
         return f"<kernel {self.kernel.__name__}[{self.grid}, {self.block}]>"
 
     def __call__(self, *args):
-        """Runs the kernel; a stream that records (it has `record`) is given the launch instead."""
+        """Runs the kernel; a stream that records (it has `record`), or the watcher, is given the launch instead."""
         record = getattr(self.stream, "record", None)
-        if record is None:
-            self.run(*args)
-        else:
+        if record is not None:
             record(self, args)
+        elif watcher is not None:
+            watcher(self, args)
+        else:
+            self.run(*args)
 
     def compile_key(self, *args):
         """What a launch with these arguments compiles, as `Kernel.load` and `compile_for` take it."""

@@ -11,6 +11,7 @@ async_races.py  races with copies and products that run beside the threads
 memory_requests.py  sectors, bank conflicts, divergent branches
 report.py       the report: findings in sentences, counts for each line, a table
 drawing.py      a figure of who reads and writes what
+launches.py     every launch of a program observed
 
 Played, step by step (Report.play)
 kept_launch.py  the initial state of the launch

@@ -19,7 +19,7 @@ def observe(configured, *args):
     """
     function, grid, block, shared_bytes = _configuration(configured)
     if isinstance(configured, ConfiguredKernel):
-        args = _as_passed(configured.kernel, args)
+        args = as_passed(configured.kernel, args)
     report = Observation(function, grid, block, shared_bytes, args).run()
     report.player = play
     return report
@@ -35,7 +35,7 @@ def _configuration(configured):
     raise TypeError(f"observe takes kernel[grid, block] and the launch's arguments, not {type(configured).__name__}")
 
 
-def _as_passed(kernel, args):
+def as_passed(kernel, args):
     """The arguments as a launch passes them: arrays as they are, scalars in the types of the kernel's signature."""
     check_count(kernel, args)
     values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
