@@ -36,8 +36,10 @@ KINDS = {
     "found": "stopped at a fault of the program's", "program": "fails for a reason of its own",
     "wrong": "wrong or obscure", "timeout": "not in time", "skipped": "skipped by the test itself",
 }  # fmt: skip
+FILE_LIMITS = 4  # a file of tests may take so many times a test's limit
 LIMIT_S = 120  # one test, script or notebook on the CPU device
-SIMULATOR_LIMIT_S = 120  # one of them, or a program's timed tests, under Numba's simulator
+SIMULATOR_FILE_LIMITS = 4  # a file of tests may take so many times a test's limit
+LIMIT_S = 120  # one of them, or a program's timed tests, under Numba's simulator
 _FAULTS = ("BarrierError", "OutOfBoundsError", "MisalignedError", "WarpError", "DeadlockError", "KernelAssertionError")
 _REFUSALS = re.compile(r"UnsupportedError|CPU device|not supported|cannot be|numba\.cuda has no")
 _GPU = re.compile(
@@ -123,6 +125,8 @@ def run(program, folder, python, device, cache, select=None):
         variables["NUMBA_ENABLE_CUDASIM"] = "1"
     limit = SIMULATOR_LIMIT_S if device == "simulator" else LIMIT_S
     found = {}
+    for name, text in program.get("files", {}).items():
+        (folder / name).write_text(text)
     if program.get("tests"):
         found |= _tests(program, folder, start, variables, limit, select)
     for script in [] if select else _matching(folder, program.get("scripts", []), program.get("not", [])):
@@ -165,18 +169,22 @@ def _script(start, path, folder, variables, limit):
 
 
 def _tests(program, folder, start, variables, limit, select):
-    files = _matching(folder, program["tests"], program.get("not", []))
-    with tempfile.TemporaryDirectory() as temporary:
-        report = Path(temporary, "report.xml")
-        chosen = select or program.get("select")
-        command = [*start, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}",
-                   f"--timeout={limit}", *(["-k", chosen] if chosen else []), *program.get("options", []), *files]  # fmt: skip
-        code, output, seconds = _limited(command, folder, variables, program.get("limit_s", 1200) if "simt" in str(start) else limit)
-        if not report.exists():
-            kind, text = ("timeout", f"{seconds:.0f} s") if code is None else classified(output)
-            return {"(all tests)": (kind, text, seconds)}
-        cases = xml.etree.ElementTree.parse(report).getroot().iter("testcase")
-        return dict(_case(case) for case in cases)
+    """{test: result}; each file in a process of its own, so that one which is ended costs no other's results."""
+    found = {}
+    chosen = select or program.get("select")
+    for file in _matching(folder, program["tests"], program.get("not", [])):
+        with tempfile.TemporaryDirectory() as temporary:
+            report = Path(temporary, "report.xml")
+            command = [*start, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--timeout={limit}",
+                       f"--junitxml={report}", *(["-k", chosen] if chosen else []), *program.get("options", []), file]
+            code, output, seconds = _limited(command, folder, variables, FILE_LIMITS * limit)
+            if report.exists():
+                cases = xml.etree.ElementTree.parse(report).getroot().iter("testcase")
+                found |= dict(_case(case) for case in cases)
+            else:
+                kind, text = ("timeout", f"{seconds:.0f} s") if code is None else classified(output)
+                found[f"{file} (all tests)"] = kind, text, seconds
+    return found
 
 
 def _case(case):

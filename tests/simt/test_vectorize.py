@@ -78,6 +78,19 @@ def test_guvectorize_of_wider_arguments():
         ufunc(np.array(["text"]))
 
 
+def test_numbers_take_the_declared_type():
+    """As with numba-cuda, where the arrays have exactly theirs."""
+
+    def above(value, threshold):
+        return value if value > threshold else 0
+
+    ufunc = cuda.vectorize(["int16(int16, int16)"])(above)
+    result = ufunc(np.array([1, 20], np.int16), 15.0)
+    assert result.dtype == np.int16 and result.tolist() == [0, 20]
+    with pytest.raises(TypeError, match="not supported"):
+        ufunc(np.array([1, 20]), 15)
+
+
 def test_refusals():
     with pytest.raises(UnsupportedError, match="needs the signatures"):
         cuda.vectorize(lambda x: x)
