@@ -36,14 +36,14 @@ KINDS = {
     "found": "stopped at a fault of the program's", "program": "fails for a reason of its own",
     "wrong": "wrong or obscure", "timeout": "not in time", "skipped": "skipped by the test itself",
 }  # fmt: skip
+LEFT_OUT = ("!", "%pip", "%cd", "%load", "%matplotlib")  # lines of a notebook
 FILE_LIMITS = 4  # a file of tests may take so many times a test's limit
 LIMIT_S = 120  # one test, script or notebook on the CPU device
-SIMULATOR_FILE_LIMITS = 4  # a file of tests may take so many times a test's limit
-LIMIT_S = 120  # one of them, or a program's timed tests, under Numba's simulator
+SIMULATOR_LIMIT_S = 120  # one of them, or a program's timed tests, under Numba's simulator
 _FAULTS = ("BarrierError", "OutOfBoundsError", "MisalignedError", "WarpError", "DeadlockError", "KernelAssertionError")
 _REFUSALS = re.compile(r"UnsupportedError|CPU device|not supported|cannot be|numba\.cuda has no")
 _GPU = re.compile(
-    r"needs a GPU|needs numba\.cuda|No module named '(cupy|torch|cudf|rmm|cuda|cccl|pycuda|cv2|nvmath|pynvml|pynvjitlink)"
+    r"needs a GPU|needs numba\.cuda|No module named '(cupy|torch|cudf|rmm|cuda|cccl|pycuda|nvmath|pynvml)"
     r"|CudaSupportError|CudaDriverError|NVVM|nvrtc|libcuda|nvcc|cuInit"
 )  # fmt: skip
 
@@ -114,9 +114,9 @@ def run(program, folder, python, device, cache, select=None):
     device: "simt", or "simulator" for Numba's own. select: run only tests whose name matches this expression of pytest.
     """
     variables = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), *program.get("path", [])]),
-        "MPLBACKEND": "Agg", "PYTHONWARNINGS": "ignore", "LABKIT_CACHE_DIR": str(cache), "NUMBA_DISABLE_PERFORMANCE_WARNINGS": "1",
-        "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0", **program.get("environment", {}),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
+        "MPLBACKEND": "Agg", "PYTHONWARNINGS": "ignore", "LABKIT_CACHE_DIR": str(cache),
+        "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0", "NUMBA_DISABLE_PERFORMANCE_WARNINGS": "1",
     }  # fmt: skip
     start = [str(python)]
     if device == "simt":
@@ -148,8 +148,10 @@ def _matching(folder, patterns, left_out):
 def _limited(command, folder, variables, limit):
     """(exit code or None, output, seconds) of a command that is ended with its children after limit seconds."""
     begin = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -230,7 +232,7 @@ def _run_cells(path, report):
             source = "".join(cell["source"])
             if cell["cell_type"] != "code" or source.startswith(("%%bash", "%%sh")):
                 continue
-            kept = [line for line in source.splitlines() if not line.lstrip().startswith(("!", "%pip", "%cd", "%load", "%matplotlib"))]
+            kept = [line for line in source.splitlines() if not line.lstrip().startswith(LEFT_OUT)]
             source = "\n".join(kept).replace("%timeit ", "%timeit -n 1 -r 1 ")
             begin = time.perf_counter()
             result = shell.run_cell(source)
@@ -244,9 +246,10 @@ def _run_cells(path, report):
 
 def classified(text, message=None):
     """(kind, sentence) of what did not pass, from its traceback or message."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"(E\s+)?[\w.]*(Error|Exception|Interrupt|Timeout|KernelRuntime\w*)\b", line.strip())]
-    sentence = re.sub(r"^E\s+", "", (message or (raised or lines or [""])[-1]).strip()).splitlines()[0] if (message or lines) else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"(E\s+)?[\w.]*(Error|Exception|Interrupt|Timeout)\b", line)]
+    said = (message or "").strip() or (raised or lines or [""])[-1]
+    sentence = re.sub(r"^E\s+", "", said.splitlines()[0] if said else "")
     sentence = re.sub(r"[\w./~-]*/(?=[\w-]+\.\w+)", "", sentence)[:300]
     for kind, pattern in (("found", "|".join(_FAULTS)), ("gpu", _GPU), ("refused", _REFUSALS)):
         if re.search(pattern, sentence) or (kind != "refused" and raised and re.search(pattern, raised[-1])):
@@ -314,14 +317,16 @@ def share(counts):
 
 def table(entries):
     """The entries, a line each."""
-    lines = [f"{'':36} {'run':>5} {'pass':>5} {'gpu':>4} {'refu':>4} {'foun':>4} {'own':>4} {'wrng':>4} {'late':>4} {'skip':>4} {'share':>6} "
-             f"{'first s':>8} {'second s':>8}  on a part: first, second, simulator"]  # fmt: skip
+    short = ("pass", "gpu", "refuse", "found", "own", "wrong", "late", "skip")
+    heads = " ".join(f"{head:>6}" for head in ("run", *short, "share", "first", "second"))
+    lines = [f"{'':36} {heads}   a part of it, s: first, second, Numba's simulator"]
     for entry in entries:
-        counts = [entry["counts"].get(kind, 0) for kind in KINDS]
+        counts = " ".join(f"{entry['counts'].get(kind, 0):>6}" for kind in KINDS)
+        times = f"{entry['seconds']['first']:>6.0f} {entry['seconds']['second']:>6.0f}"
         part = entry.get("simulator")
-        beside = f"{part['simt_first']} {part['simt_second']} {part['simulator']}" if part else ""
-        lines.append(f"{entry['name'][:36]:36} {entry['run']:>5} {counts[0]:>5} " + " ".join(f"{n:>4}" for n in counts[1:])
-                     + f" {entry['share_passed']:>6.1%} {entry['seconds']['first']:>8} {entry['seconds']['second']:>8}  {beside}")  # fmt: skip
+        beside = f"{part['simt_first']}, {part['simt_second']}, {part['simulator']}" if part else ""
+        head = f"{entry['name'][:36]:36} {entry['run']:>6} {counts}"
+        lines.append(f"{head} {entry['share_passed']:>6.1%} {times}   {beside}")
     return "\n".join(lines)
 
 
@@ -358,7 +363,8 @@ def main():
 
 def write(entries, keep):
     """Write data/simt_programs.json: entries, and what it holds of the other programs if keep."""
-    by_name = {entry["name"]: entry for entry in json.loads(RECORD.read_text())["programs"]} if keep and RECORD.exists() else {}
+    known = json.loads(RECORD.read_text(encoding="utf-8"))["programs"] if keep and RECORD.exists() else []
+    by_name = {entry["name"]: entry for entry in known}
     by_name |= {entry["name"]: entry for entry in entries}
     ordered = [by_name[program["name"]] for program in programs() if program["name"] in by_name]
     versions = {name: importlib.metadata.version(name) for name in ("numba", "numba-cuda", "numpy")}
