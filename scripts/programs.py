@@ -276,6 +276,8 @@ def recorded(program, folder, python, simulator=True):
         second = run(program, folder, python, "simt", cache)
     counts = {kind: sum(k == kind for k, _, _ in first.values()) for kind in KINDS}
     entry = {key: program[key] for key in ("name", "source", "licence", "what", "checked")}
+    if program.get("fresh"):
+        entry["fresh"] = True
     entry |= {"run": len(first), "counts": {kind: n for kind, n in counts.items() if n}, "share_passed": share(counts)}
     entry["seconds"] = {"first": _total(first), "second": _total(second)}
     if simulator and "timed" in program:
