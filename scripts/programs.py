@@ -357,9 +357,9 @@ def main():
             for cause, names in entry["causes"].items():
                 print(f"    {len(names)} {cause}\n        {'; '.join(names[:6])}", file=sys.stderr, flush=True)
         entries.append(entry)
+        if given.update or not given.words:
+            write(entries, keep=given.update)  # after each: a run can be stopped
     print(table(entries))
-    if given.update or not given.words:
-        write(entries, keep=given.update)
     return 0
 
 
