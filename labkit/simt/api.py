@@ -31,7 +31,7 @@ KernelRuntimeError = errors.KernelError
 is_simulator = False
 
 
-def declare_device(name, signature, link=None, use_cooperative=False, abi="numba"):
+def declare_device(name, sig, link=None, use_cooperative=False, abi="numba"):
     """External device functions are GPU code; the CPU device has none."""
     raise errors.UnsupportedError(f"cuda.declare_device({name!r}) links GPU code: it needs a GPU")
 

@@ -1,6 +1,7 @@
 """@cuda.jit, with numba.cuda's options."""
 
 from numba.core import sigutils, types
+from numba.core.dispatcher import Dispatcher
 
 from labkit.simt import errors
 from labkit.simt.kernel import DeviceFunction, Kernel
@@ -25,16 +26,22 @@ def jit(func_or_sig=None, device=False, **options):
         raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
     _check_options(**options)
     if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
-        return DeviceFunction(func_or_sig) if device else Kernel(func_or_sig, options=options)
+        function = _in_python(func_or_sig)
+        return DeviceFunction(function) if device else Kernel(function, options=options)
     if device:
         signature = _device_signature(func_or_sig)
-        return lambda function: DeviceFunction(function, signature)
+        return lambda function: DeviceFunction(_in_python(function), signature)
     signatures = _signatures(func_or_sig)
 
     def decorate(function):
-        return Kernel(function, signatures, options)
+        return Kernel(_in_python(function), signatures, options)
 
     return decorate
+
+
+def _in_python(function):
+    """The function that numba.jit has compiled for the CPU; any other as it is."""
+    return function.py_func if isinstance(function, Dispatcher) else function
 
 
 def _check_options(launch_bounds=None, shared_memory_carveout=None, **_):

@@ -109,6 +109,7 @@ class DeviceUfunc:
         outputs = [*args[nin:], *(out if isinstance(out, tuple) else () if out is None else (out,))]
         outputs = [as_cuda_array(a) if is_cuda_array(a) else a for a in outputs]
         inputs = [as_cuda_array(a)._array if is_cuda_array(a) else a for a in args[:nin]]
+        inputs = self._cast(inputs)
         with np.errstate(all="ignore"):
             result = self._ufunc(*inputs, *(a._array if isinstance(a, DeviceNDArray) else a for a in outputs))
         if outputs:
@@ -118,6 +119,20 @@ class DeviceUfunc:
         wrapped = [DeviceNDArray(np.asarray(r), stream) if np.ndim(r) else r
                  for r in (result if isinstance(result, tuple) else (result,))]  # fmt: skip
         return tuple(wrapped) if isinstance(result, tuple) else wrapped[0]
+
+    def _cast(self, inputs):
+        """Inputs cast where NumPy refuses them and numba-cuda takes them: a number to the type declared for it where
+        the arrays have theirs, and for a generalized ufunc arrays to the first signature that casts to *their* types.
+        """
+        given = [np.asarray(a).dtype for a in inputs]
+        signatures = [[np.dtype(code) for code in types.split("->")[0]] for types in self._ufunc.types]
+        if any(all(map(np.can_cast, given, declared)) for declared in signatures):
+            return inputs
+        for declared in signatures:
+            numbers = all(np.ndim(a) == 0 or t == d for a, t, d in zip(inputs, given, declared, strict=True))
+            if numbers or self._ufunc.signature and all(map(np.can_cast, declared, given)):
+                return [np.asarray(a).astype(dtype)[()] for a, dtype in zip(inputs, declared, strict=True)]
+        return inputs
 
     def reduce(self, arg, stream=0):
         """The function applied over all the elements, two by two; one number."""

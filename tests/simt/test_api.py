@@ -1166,3 +1166,19 @@ def test_one_kernel_for_several_types():
         x = np.arange(10).astype(dtype)
         double[1, 10](x)
         np.testing.assert_array_equal(x, 2 * np.arange(10))
+
+
+def test_a_function_of_numba_jit_becomes_a_device_function():
+    doubled = cuda.jit(device=True)(numba.njit(_doubled))
+
+    @cuda.jit
+    def kernel(x):
+        x[cuda.threadIdx.x] = doubled(x[cuda.threadIdx.x])
+
+    x = np.arange(4.0)
+    kernel[1, 4](x)
+    assert x.tolist() == [0, 2, 4, 6]
+
+
+def _doubled(value):
+    return 2 * value

@@ -423,7 +423,8 @@ def test_the_device():
     assert (device.WARP_SIZE, device.MAX_THREADS_PER_BLOCK, device.MAX_SHARED_MEMORY_PER_BLOCK) == (32, 1024, 49152)
     assert (device.MAX_BLOCK_DIM_X, device.MAX_BLOCK_DIM_Y, device.MAX_BLOCK_DIM_Z) == (1024, 1024, 64)
     assert (device.MAX_GRID_DIM_X, device.MAX_GRID_DIM_Y, device.MAX_GRID_DIM_Z) == (2**31 - 1, 65535, 65535)
-    assert device.MULTIPROCESSOR_COUNT >= 1
+    assert device.MULTIPROCESSOR_COUNT >= 1 and device.ASYNC_ENGINE_COUNT == 1 and device.CONCURRENT_KERNELS == 0
+    assert device.compute_capability == (device.COMPUTE_CAPABILITY_MAJOR, device.COMPUTE_CAPABILITY_MINOR)
     with pytest.raises(AttributeError, match="no attribute 'CLOCK_RATE'; it has .*WARP_SIZE"):
         _ = device.CLOCK_RATE
     with pytest.raises(AttributeError):

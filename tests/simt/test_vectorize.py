@@ -63,6 +63,34 @@ def test_guvectorize():
     assert np.array_equal(out, (a * a).sum(axis=1))
 
 
+def test_guvectorize_of_wider_arguments():
+    """numba-cuda casts float64 to a signature of float32 alone; text has no signature."""
+
+    def sums(vector, out):
+        out[0] = 0
+        for value in vector:
+            out[0] += value
+
+    ufunc = cuda.guvectorize(["(float32[:], float32[:])"], "(n)->()")(sums)
+    result = ufunc(np.array([[0.1, 0.2], [1, 2]]))
+    assert result.dtype == np.float32 and np.array_equal(result, np.array([[0.1, 0.2], [1, 2]], np.float32).sum(axis=1))
+    with pytest.raises(TypeError, match="not supported"):
+        ufunc(np.array(["text"]))
+
+
+def test_numbers_take_the_declared_type():
+    """As with numba-cuda, where the arrays have exactly theirs."""
+
+    def above(value, threshold):
+        return value if value > threshold else 0
+
+    ufunc = cuda.vectorize(["int16(int16, int16)"])(above)
+    result = ufunc(np.array([1, 20], np.int16), 15.0)
+    assert result.dtype == np.int16 and result.tolist() == [0, 20]
+    with pytest.raises(TypeError, match="not supported"):
+        ufunc(np.array([1, 20]), 15)
+
+
 def test_refusals():
     with pytest.raises(UnsupportedError, match="needs the signatures"):
         cuda.vectorize(lambda x: x)
