@@ -5,8 +5,12 @@ Source  CUDA C++ Programming Guide, "Compute Capabilities"
 
 import os
 
+import numpy as np
+
 from labkit.simt.allocation import MemoryInfo, gigabytes, machine_memory
-from labkit.simt.arrays import defer_cleanup
+from labkit.simt.array_interface import array_at
+from labkit.simt.arrays import MappedNDArray, defer_cleanup, managed_array, mapped_array, pinned_array
+from labkit.simt.device_memory import MemoryPointer, allocated
 from labkit.simt.settings import LIMITS
 from labkit.simt.streams import (
     default_stream,
@@ -43,6 +47,17 @@ for _axis, _threads, _blocks in zip("XYZ", LIMITS.max_block_dim, LIMITS.max_grid
     _ATTRIBUTES |= {f"MAX_BLOCK_DIM_{_axis}": _threads, f"MAX_GRID_DIM_{_axis}": _blocks}
 
 
+# What contexts have on a GPU alone -> why.
+OF_GPU_CONTEXTS = {
+    "create_module_image": "it loads GPU code", "create_module_ptx": "it loads GPU code",
+    "unload_module": "it unloads GPU code", "enable_peer_access": "the CPU device is the only one",
+    "get_ipc_handle": "other processes cannot reach the memory of the CPU device",
+    "open_ipc_handle": "other processes cannot reach the memory of the CPU device",
+    "get_active_blocks_per_multiprocessor": "it counts the registers of GPU code",
+    "get_max_potential_block_size": "it counts the registers of GPU code",
+}  # fmt: skip
+
+
 class Device:
     """The CPU device, described as a GPU describes itself. It is number 0 and the only one."""
 
@@ -74,6 +89,19 @@ class Device:
     def reset(self) -> None:
         pass
 
+    def get_device_identity(self) -> dict[str, int]:
+        return {"pci_domain_id": 0, "pci_bus_id": 0, "pci_device_id": 0}
+
+    @classmethod
+    def from_identity(cls, identity) -> "Device":
+        """The device at these PCI addresses: the one there is."""
+        if identity != _DEVICE.get_device_identity():
+            raise RuntimeError(f"No device at {identity}: the CPU device has the PCI addresses 0, 0, 0")
+        return _DEVICE
+
+    def release_primary_context(self) -> None:
+        pass
+
 
 class Deallocations:
     """`Context.deallocations`: memory that waits to be freed. Here none does: Python frees an array at once."""
@@ -88,6 +116,10 @@ class Deallocations:
         """Free what waits."""
 
     disable = staticmethod(defer_cleanup)
+
+    def add_item(self, dtor, handle, size=0) -> None:
+        """Free something now: dtor(handle)."""
+        dtor(handle)
 
 
 class Context:
@@ -105,6 +137,36 @@ class Context:
 
     def reset(self) -> None:
         """Forget all work; device arrays stay, as ordinary Python objects."""
+
+    def memalloc(self, bytesize: int) -> MemoryPointer:
+        """Device memory without a type."""
+        return allocated(bytesize, self)
+
+    def memhostalloc(self, bytesize: int, mapped=False, portable=False, wc=False):
+        """Host memory that stays in place, as an array of bytes; with `mapped` kernels can use it too."""
+        return mapped_array(bytesize, np.uint8) if mapped else pinned_array(bytesize, np.uint8)
+
+    def memallocmanaged(self, bytesize: int, attach_global=True):
+        """Memory that host and kernels address, as an array of bytes."""
+        return managed_array(bytesize, np.uint8)
+
+    def mempin(self, owner, pointer: int, size: int, mapped=False):
+        """`size` bytes of host memory at an address that `owner` keeps alive, as memhostalloc gives them."""
+        described = {"shape": (size,), "typestr": "|u1", "data": (pointer, False)}
+        memory = array_at(described, owner)
+        return memory.view(MappedNDArray) if mapped else memory
+
+    def prepare_for_use(self) -> None:
+        pass
+
+    def can_access_peer(self, peer_context) -> bool:
+        """Whether this device reaches the memory of another one, of which there is none."""
+        return False
+
+    def __getattr__(self, name):
+        if name in OF_GPU_CONTEXTS:
+            raise AttributeError(f"Context.{name} needs a GPU: {OF_GPU_CONTEXTS[name]}")
+        raise AttributeError(f"a context has no attribute {name!r}")
 
     def push(self) -> None:
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numba
 
-from labkit.simt import api, arrays, errors, libraries, random, stubs
+from labkit.simt import api, arrays, device_memory, errors, libraries, random, streams, stubs
 from labkit.simt.arguments import ArgHint
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.kernel import DeviceFunction, Kernel
@@ -129,8 +129,8 @@ def _of_driver():
     return {
         "driver": Driver(), "CudaAPIError": CudaAPIError, "CudaDriverError": CudaDriverError,
         "CudaSupportError": CudaSupportError, "Context": api.Context, "Device": api.Device, "Stream": api.Stream,
-        "Event": api.Event, "is_device_memory": api.is_cuda_array, "MemoryInfo": api.MemoryInfo,
-        "device_memory_size": lambda array: array.nbytes,
+        "Event": api.Event, "MemoryInfo": api.MemoryInfo, "MappedMemory": api.MappedNDArray,
+        "ManagedMemory": api.ManagedNDArray, **_public(device_memory), **_public(streams),
     }  # fmt: skip
 
 
@@ -167,7 +167,27 @@ def _of_devices():
 
 
 def _of_devicearray():
-    return _public(arrays) | {"DeviceNDArrayBase": arrays.DeviceNDArray, "auto_device": _auto_device}
+    return _public(arrays) | {
+        "DeviceNDArrayBase": arrays.DeviceNDArray, "auto_device": _auto_device, "array_core": arrays._core,
+        "errmsg_contiguous_buffer": arrays.NOT_CONTIGUOUS, "sentry_contiguous": arrays._check_contiguous,
+        "check_array_compatibility": arrays._check_same_layout, "is_contiguous": arrays.is_contiguous,
+        "is_cuda_ndarray": lambda obj: getattr(obj, "__cuda_ndarray__", False),
+        "require_cuda_ndarray": _require_cuda_ndarray, "verify_cuda_ndarray_interface": _require_cuda_ndarray,
+        "from_array_like": _from_array_like, "from_record_like": _from_record_like,
+    }  # fmt: skip
+
+
+def _require_cuda_ndarray(obj):
+    if not getattr(obj, "__cuda_ndarray__", False):
+        raise ValueError(f"require an cuda ndarray object, not {type(obj).__name__}")
+
+
+def _from_array_like(ary, stream=0, gpu_data=None):
+    return arrays.DeviceNDArray(ary.shape, ary.strides, ary.dtype, stream, gpu_data)
+
+
+def _from_record_like(rec, stream=0, gpu_data=None):
+    return arrays.DeviceRecord(rec.dtype, stream, gpu_data)
 
 
 def _auto_device(obj, stream=0, copy=True, user_explicit=False):
