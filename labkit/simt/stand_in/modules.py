@@ -44,10 +44,6 @@ class CudaAPIError(CudaDriverError):
     """Of numba.cuda.cudadrv.driver; never raised."""
 
 
-class CudaSupportError(ImportError):
-    """Of numba.cuda.cudadrv.error; never raised: the CPU device is always there."""
-
-
 class Missing:
     """A name of numba.cuda that only a GPU has: it can be imported, and its use raises UnsupportedError."""
 
@@ -99,6 +95,8 @@ class Cuda(Submodule):
     """numba.cuda itself: the names of labkit.simt.api, and submodules."""
 
     def __getattr__(self, name):
+        if name in ("devicearray", "devices", "driver", "nvvm"):
+            return importlib.import_module(f"{NAME}.cudadrv.{name}")
         if name.startswith("__") or not exists(name):
             try:
                 return getattr(api, name)
@@ -128,7 +126,7 @@ def _of_errors():
 def _of_driver():
     return {
         "driver": Driver(), "CudaAPIError": CudaAPIError, "CudaDriverError": CudaDriverError,
-        "CudaSupportError": CudaSupportError, "Context": api.Context, "Device": api.Device, "Stream": api.Stream,
+        "CudaSupportError": api.CudaSupportError, "Context": api.Context, "Device": api.Device, "Stream": api.Stream,
         "Event": api.Event, "MemoryInfo": api.MemoryInfo, "MappedMemory": api.MappedNDArray,
         "ManagedMemory": api.ManagedNDArray, **_public(device_memory), **_public(streams),
     }  # fmt: skip
@@ -155,7 +153,7 @@ class Driver:
 
 
 def _of_error():
-    return {"CudaDriverError": CudaDriverError, "CudaSupportError": CudaSupportError, **{
+    return {"CudaDriverError": CudaDriverError, "CudaSupportError": api.CudaSupportError, **{
         name: _missing(f"{NAME}.cudadrv.error.{name}") for name in (
             "CudaRuntimeError", "NvvmError", "NvvmSupportError", "NvvmWarning", "NvrtcError", "NvrtcCompilationError",
             "NvrtcBuiltinOperationFailure", "NvrtcSupportError", "CCSupportError")}}  # fmt: skip
@@ -228,6 +226,19 @@ class ForeignArray:
         self.__cuda_array_interface__ = arr.__cuda_array_interface__
 
 
+def _configured():
+    """numba.config, with the variables that numba-cuda adds to it: they steer GPU code, and change nothing here."""
+    for name, value in {"CUDA_ENABLE_NRT": False, "CUDA_NRT_STATS": False, "CUDA_NVRTC_EXTRA_SEARCH_PATHS": "",
+                        "CUDA_DEBUG_POLY": True, "CUDA_DEBUG_POLY_USE_TYPED_CONST": True}.items():  # fmt: skip
+        if not hasattr(numba.config, name):
+            setattr(numba.config, name, value)
+    return numba.config
+
+
+def _wrap_arg(value, default=api.InOut):
+    return value if isinstance(value, ArgHint) else default(value)
+
+
 def _vectorizer(make):
     """numba.vectorize's builder for target="cuda", with `make` of labkit.simt.vectorize."""
 
@@ -249,10 +260,10 @@ def _vectorizer(make):
 
 # Submodule: what makes its names, when it is first imported.
 MODULES = {
-    "": lambda: {"config": numba.config, "HAS_NUMBA": True, "implementation": "labkit.simt"},
+    "": lambda: {"config": _configured(), "HAS_NUMBA": True, "implementation": "labkit.simt"},
     "api": lambda: _public(api),
     "api_util": dict,
-    "args": lambda: {"ArgHint": ArgHint, "In": api.In, "Out": api.Out, "InOut": api.InOut},
+    "args": lambda: {"ArgHint": ArgHint, "wrap_arg": _wrap_arg, "In": api.In, "Out": api.Out, "InOut": api.InOut},
     "cg": lambda: _public(stubs.cg),
     "cudadrv": dict,
     "cudadrv.devicearray": _of_devicearray,
