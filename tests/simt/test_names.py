@@ -157,3 +157,14 @@ def test_mapped_and_managed_kinds():
     stream = cuda.stream()
     assert isinstance(cuda.mapped_array(2, stream=stream).bind(stream), MappedNDArray)
     assert isinstance(cuda.managed_array(2).bind(stream), ManagedNDArray)
+
+
+def test_a_kernel_that_names_its_grid_is_cooperative():
+    @cuda.jit
+    def kernel(x):
+        cuda.cg.this_grid()
+        x[cuda.grid(1)] = cuda.gridDim.x
+
+    x = np.zeros(6)
+    kernel[3, 2](x)
+    assert (x == 3).all() and next(iter(kernel.overloads.values())).cooperative

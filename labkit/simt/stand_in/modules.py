@@ -235,6 +235,14 @@ def _configured():
     return numba.config
 
 
+def _transpose(a, b=None):
+    """numba.cuda.kernels.transpose: the transposed copy of a 2-D device array, in `b` where it is given."""
+    if b is None:
+        return a.transpose()
+    b[:] = a.transpose()
+    return b
+
+
 def _wrap_arg(value, default=api.InOut):
     return value if isinstance(value, ArgHint) else default(value)
 
@@ -280,6 +288,7 @@ MODULES = {
     "errors": _of_errors,
     "fp16": lambda: _public(libraries.fp16),
     "kernels": dict,
+    "kernels.transpose": lambda: {"transpose": _transpose},
     "kernels.reduction": lambda: {"Reduce": api.Reduce},
     "libdevice": lambda: _public(libraries.libdevice),
     "random": lambda: _public(random),
