@@ -21,9 +21,9 @@ HIGHEST_OPT = 2
 
 
 # What numba.cuda's compiled kernels have on a GPU alone.
-_OF_GPU_CODE = {"NRT_functions", "argument_types", "bind", "codegen", "const_mem_size", "initialize_once",
-                "inspect_asm", "inspect_llvm", "inspect_lto_ptx", "inspect_sass", "inspect_sass_cfg", "inspect_types",
-                "launch", "library", "local_mem_per_thread", "maybe_link_nrt", "regs_per_thread",
+_OF_GPU_CODE = {"_codelibrary", "NRT_functions", "argument_types", "bind", "codegen", "const_mem_size",
+                "initialize_once", "inspect_asm", "inspect_llvm", "inspect_lto_ptx", "inspect_sass", "inspect_sass_cfg",
+                "inspect_types", "launch", "library", "local_mem_per_thread", "maybe_link_nrt", "regs_per_thread",
                 "type_annotation"}  # fmt: skip
 
 

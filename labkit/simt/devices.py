@@ -59,6 +59,7 @@ OF_GPU_CONTEXTS = {
     "unload_module": "it unloads GPU code", "enable_peer_access": "the CPU device is the only one",
     "get_ipc_handle": "other processes cannot reach the memory of the CPU device",
     "open_ipc_handle": "other processes cannot reach the memory of the CPU device",
+    "memory_manager": "Python frees memory of the CPU device as soon as nothing refers to it",
     "get_active_blocks_per_multiprocessor": "it counts the registers of GPU code",
     "get_max_potential_block_size": "it counts the registers of GPU code",
 }  # fmt: skip

@@ -25,9 +25,9 @@ from labkit.simt.settings import LIMITS, current_order, is_checked
 _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "inspect_asm", "inspect_llvm",
                 "inspect_sass", "inspect_sass_cfg", "inspect_cfg", "inspect_disasm_cfg", "inspect_types",
                 "inspect_lto_ptx"}  # fmt: skip
-# What numba.cuda's dispatchers have that programs have no use for, all of it.
-_OF_COMPILER = {"add_overload", "call", "compile_device", "disable_compile", "dump", "enable_caching",
-                "fold_argument_types", "get_annotation_info", "get_call_template", "get_compile_result",
+# What numba.cuda's dispatchers have for its compiler.
+_OF_COMPILER = {"_compile_for_args", "add_overload", "call", "compile_device", "disable_compile", "dump",
+                "enable_caching", "fold_argument_types", "get_annotation_info", "get_call_template", "get_compile_result",
                 "get_function_type", "get_metadata", "get_overload", "is_compiling", "mark_launch_config_sensitive",
                 "nopython_signatures", "recompile", "stats", "targetdescr", "typeof_pyval"}  # fmt: skip
 _COMPILE_LOCK = threading.RLock()
