@@ -172,7 +172,7 @@ class Context:
 
     def __getattr__(self, name):
         if name in OF_GPU_CONTEXTS:
-            raise AttributeError(f"Context.{name} needs a GPU: {OF_GPU_CONTEXTS[name]}")
+            raise AttributeError(f"Context.{name} is not supported by the CPU device: {OF_GPU_CONTEXTS[name]}")
         raise AttributeError(f"a context has no attribute {name!r}")
 
     def push(self) -> None:

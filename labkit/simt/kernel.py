@@ -27,9 +27,10 @@ _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_me
                 "inspect_lto_ptx"}  # fmt: skip
 # What numba.cuda's dispatchers have for its compiler.
 _OF_COMPILER = {"_compile_for_args", "add_overload", "call", "compile_device", "disable_compile", "dump",
-                "enable_caching", "fold_argument_types", "get_annotation_info", "get_call_template", "get_compile_result",
-                "get_function_type", "get_metadata", "get_overload", "is_compiling", "mark_launch_config_sensitive",
-                "nopython_signatures", "recompile", "stats", "targetdescr", "typeof_pyval"}  # fmt: skip
+                "enable_caching", "fold_argument_types", "get_annotation_info", "get_call_template",
+                "get_compile_result", "get_function_type", "get_metadata", "get_overload", "is_compiling",
+                "mark_launch_config_sensitive", "nopython_signatures", "recompile", "stats", "targetdescr",
+                "typeof_pyval"}  # fmt: skip
 _COMPILE_LOCK = threading.RLock()
 
 
@@ -103,7 +104,7 @@ class Kernel:
         if name in _OF_GPU_CODE:
             raise AttributeError(f"{self.__name__}.{name} describes GPU code: it needs a GPU")
         if name in _OF_COMPILER:
-            raise AttributeError(f"{self.__name__}.{name} belongs to numba.cuda's compiler: it needs a GPU")
+            raise AttributeError(f"{self.__name__}.{name} is of numba.cuda's compiler: not supported on the CPU device")
         raise AttributeError(f"a kernel has no attribute {name!r}")
 
     @cached_property

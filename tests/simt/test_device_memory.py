@@ -63,5 +63,5 @@ def test_host_memory_of_a_context():
     assert driver.host_memory_size(owner[::2]) == 9 * 8 and driver.host_memory_size(ctypes.c_double()) == 8
     with pytest.raises(TypeError, match="Not a CUDA memory object: ndarray"):
         driver.require_device_memory(owner)
-    with pytest.raises(AttributeError, match="get_ipc_handle needs a GPU: other processes cannot reach"):
+    with pytest.raises(AttributeError, match="get_ipc_handle is not supported .*: other processes cannot reach"):
         context.get_ipc_handle(mapped)
