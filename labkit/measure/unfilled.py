@@ -85,9 +85,9 @@ def _on_device(array: np.ndarray):
     is small."""
     if device.on_gpu():
         return cuda.to_device(array) if array.size <= SMALL else cuda.device_array(array.shape, array.dtype)
-    from labkit.simt.arrays import DeviceNDArray
+    from labkit.simt.arrays import on_device
 
-    return DeviceNDArray(np.ascontiguousarray(array).view(np.ndarray))
+    return on_device(np.ascontiguousarray(array).view(np.ndarray))
 
 
 def arguments(op, size: dict) -> tuple:

@@ -8,6 +8,7 @@ What a program sees
     kernel.py     what it makes: kernels and device functions
     stubs.py      the names that mean something only inside a kernel
     arrays.py     device arrays and copies; allocation.py is the memory behind them
+    device_memory.py  untyped memory, and copies between addresses
     array_interface.py  __cuda_array_interface__, in both directions
     libraries.py  libdevice, fp16, vector types; vectorize.py: cuda.vectorize and cuda.guvectorize
     streams.py    streams and events

@@ -44,6 +44,8 @@ def poisoned(shape, dtype, strides=None, order="C") -> np.ndarray:
 
 def checked_shape(shape) -> tuple[int, ...]:
     shape = (shape,) if isinstance(shape, int) else shape
+    if isinstance(shape, np.ndarray) and shape.ndim == 1 and shape.dtype.kind in "iu":
+        shape = tuple(shape.tolist())
     if not isinstance(shape, (tuple, list)) or not all(isinstance(n, (int, np.integer)) for n in shape):
         raise TypeError(f"shape must be an int or a tuple of ints, not {shape!r} ({type(shape).__name__})")
     if any(n < 0 for n in shape):

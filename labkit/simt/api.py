@@ -5,11 +5,13 @@ A name of numba.cuda that is missing here raises AttributeError with the reason.
 
 import importlib
 
-from numba.core import types
+from numba.core import config, types
+from numba.core.types import deferred_type, ffi, ffi_forced_object, literal, none, optional
 
 from labkit.simt import errors, random
 from labkit.simt.arguments import *  # noqa: F403
 from labkit.simt.arrays import *  # noqa: F403
+from labkit.simt.device_memory import MemoryPointer
 from labkit.simt.devices import *  # noqa: F403
 from labkit.simt.jit import jit
 from labkit.simt.libraries import VECTOR_TYPES, fp16, libdevice
@@ -26,9 +28,14 @@ _TYPES = (
     "int8 int_ intc intp long_ longlong short size_t ssize_t u1 u2 u4 u8 uchar uint uint16 uint32 uint64 uint8 uintc "
     "uintp ulong ulonglong ushort void"
 )
-globals().update({name: getattr(types, name) for name in _TYPES.split()})
+globals().update({name: getattr(types, name) for name in _TYPES.split()} | {"bool": types.boolean})
 KernelRuntimeError = errors.KernelError
 is_simulator = False
+reset = close  # noqa: F405
+
+
+class CudaSupportError(ImportError):
+    """Never raised: the CPU device is always there."""
 
 
 def declare_device(name, sig, link=None, use_cooperative=False, abi="numba"):
@@ -36,11 +43,27 @@ def declare_device(name, sig, link=None, use_cooperative=False, abi="numba"):
     raise errors.UnsupportedError(f"cuda.declare_device({name!r}) links GPU code: it needs a GPU")
 
 
-NEEDS_GPU = {
-    "compile", "compile_ptx", "compile_all", "compile_for_current_device", "compile_ptx_for_current_device", "CUSource",
-    "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager",
-    "nvvm", "driver", "cudadrv", "bf16", "fp8", "devicearray",
-}  # fmt: skip
+_MAKES_CODE = "it makes GPU code, and the CPU device makes none"
+_LINKS_CODE = "it links GPU code, and the CPU device has none"
+_OF_MEMORY = "memory of the CPU device is NumPy's, and no other library can manage it"
+_OF_PROCESSES = "other processes cannot reach the memory of the CPU device"
+_OF_COMPILER = "it is a part of numba.cuda's compiler, which the CPU device does not use"
+_OF_DRIVER = "it is a part of the CUDA driver's interface; labkit.simt.stand_in has what the CPU device can give of it"
+# What numba.cuda has on a GPU alone -> why.
+NEEDS_GPU = (
+    dict.fromkeys(("compile", "compile_ptx", "compile_all", "compile_for_current_device",
+                   "compile_ptx_for_current_device", "numba_cuda_default_ptx_cc", "config_default_cc"), _MAKES_CODE)
+    | dict.fromkeys(("CUSource", "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "LinkableCode"),
+                    _LINKS_CODE)
+    | dict.fromkeys(("set_memory_manager", "BaseCUDAMemoryManager", "HostOnlyCUDAMemoryManager", "MappedMemory",
+                     "PinnedMemory"), _OF_MEMORY)
+    | dict.fromkeys(("open_ipc_handle", "open_ipc_array", "IpcHandle", "GetIpcHandleMixin"), _OF_PROCESSES)
+    | dict.fromkeys(("Dim3", "GridGroup", "dim3", "grid_group", "prepare_shape_strides_dtype",
+                     "literal_unroll"),
+                    _OF_COMPILER)
+    | dict.fromkeys(("nvvm", "driver", "cudadrv", "devicearray"), _OF_DRIVER)
+    | dict.fromkeys(("bf16", "fp8", "bfloat16"), "numba.cuda compiles it from CUDA's headers")
+)  # fmt: skip
 
 
 def __getattr__(name):
@@ -49,7 +72,7 @@ def __getattr__(name):
     if name == "extending":
         return importlib.import_module("labkit.simt.extending")
     if name in NEEDS_GPU:
-        raise AttributeError(f"cuda.{name} needs a GPU: it is not supported by the CPU device")
+        raise AttributeError(f"cuda.{name} needs a GPU: {NEEDS_GPU[name]}")
     raise AttributeError(f"cuda.{name} is not supported by the CPU device")
 
 

@@ -70,9 +70,13 @@ def imported(name: str, subject: str, described: dict, owner) -> np.ndarray:
             f"{name}: {subject} is not memory of the CPU device, which cannot reach memory of a GPU. Run with "
             "LABKIT_DEVICE=gpu, or copy it to the host and use to_device()"
         )
-    interface = {"shape": shape, "strides": tuple(strides), "typestr": dtype.str, "version": 3,
-                 "data": tuple(described["data"])}  # fmt: skip
-    return np.asarray(_Memory(interface, (base, owner)))
+    interface = {"shape": shape, "strides": tuple(strides), "typestr": dtype.str, "data": tuple(described["data"])}
+    return array_at(interface, (base, owner))
+
+
+def array_at(described: dict, owners) -> np.ndarray:
+    """The array at an address of this process; it keeps `owners` alive."""
+    return np.asarray(_Memory({"version": 3, **described}, owners))
 
 
 def bounds(address, shape, strides, itemsize) -> tuple[int, int]:

@@ -13,23 +13,36 @@ import numba
 import numpy as np
 
 from labkit.simt import array_interface
-from labkit.simt.allocation import checked_dtype, extent_bytes, poisoned
+from labkit.simt.allocation import checked_dtype, checked_shape, extent_bytes, poisoned
+from labkit.simt.device_memory import MemoryPointer
+from labkit.simt.streams import default_stream, external_stream
 
 __all__ = [
     "DeviceNDArray", "DeviceRecord", "ManagedNDArray", "MappedNDArray", "as_cuda_array", "defer_cleanup",
     "device_array", "device_array_like", "from_cuda_array_interface", "is_cuda_array", "managed_array", "mapped",
     "mapped_array", "mapped_array_like", "pinned", "pinned_array", "pinned_array_like", "to_device",
 ]  # fmt: skip
+NOT_CONTIGUOUS = (  # numba.cuda's words
+    "Array contains non-contiguous buffer and cannot be transferred as a single memory region. Please ensure "
+    "contiguous buffer with numpy .ascontiguousarray()"
+)
 
 
 class DeviceNDArray:
     """An array in device memory. Kernels read and write it; the host copies it: `d_a.copy_to_host()`."""
 
     __slots__ = ("_array", "stream", "__weakref__")
+    __cuda_memory__ = __cuda_ndarray__ = True
 
-    def __init__(self, array: np.ndarray, stream=0):
-        self._array = array
-        self.stream = stream
+    def __init__(self, shape, strides, dtype, stream=0, gpu_data=None):
+        """gpu_data: a MemoryPointer to use, with room for the array; fresh memory unless given."""
+        if gpu_data is None:
+            self._hold(poisoned(shape, dtype, strides), stream)
+        else:
+            self._hold(_at(gpu_data, checked_shape(shape), strides, checked_dtype(dtype)), stream)
+
+    def _hold(self, array: np.ndarray, stream) -> None:
+        self._array, self.stream = array, stream
 
     shape = property(lambda self: self._array.shape)
     strides = property(lambda self: self._array.strides)
@@ -40,7 +53,8 @@ class DeviceNDArray:
     itemsize = property(lambda self: self._array.itemsize)
     T = property(lambda self: self.transpose())
     _numba_type_ = property(lambda self: numba.typeof(self._array))
-    device_ctypes_pointer = property(lambda self: ctypes.c_void_p(self.__cuda_array_interface__["data"][0]))
+    device_ctypes_pointer = property(lambda self: ctypes.c_size_t(self._array.ctypes.data if self.size else 0))
+    gpu_data = property(lambda self: _memory_of(self._array))
     __cuda_array_interface__ = property(lambda self: array_interface.exported(self._array, self.stream))
 
     @property
@@ -71,13 +85,18 @@ class DeviceNDArray:
     def copy_to_host(self, ary: np.ndarray | None = None, stream=0) -> np.ndarray:
         """The values as a new NumPy array, or copied into `ary` (same dtype, shape and strides)."""
         if any(stride < 0 for stride in self.strides):
-            raise NotImplementedError(f"copy_to_host: negative strides are not supported, got {self.strides}")
+            raise NotImplementedError(f"D->H copy not implemented for negative strides: {self.strides}")
+        if isinstance(ary, np.void):
+            _check_same_layout(self._array, np.asarray(ary))
+            for name in ary.dtype.names:
+                ary[name] = self._array[name]
+            return ary
         if ary is None:
             ary = np.ndarray(self.shape, self.dtype, np.empty(self.alloc_size, np.uint8), strides=self.strides)
         elif not isinstance(ary, np.ndarray):
             raise TypeError(f"copy_to_host: ary must be a NumPy array, not {type(ary).__name__}")
         else:
-            _check_same_layout("copy_to_host", self._array, ary)
+            _check_same_layout(self._array, ary)
         ary.squeeze()[...] = self._array.squeeze()
         return ary
 
@@ -94,46 +113,57 @@ class DeviceNDArray:
             source = _core(ary._array)
         else:
             source = np.asarray(_core(np.asarray(ary)), order="C" if target.flags.c_contiguous else "F")
-        _check_same_layout("copy_to_device", target, source)
+        _check_same_layout(target, source)
         target.squeeze()[...] = source.squeeze()
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if copy is False:
-            raise ValueError("copy=False is not possible: the values of a device array always have to be copied")
+            raise ValueError("`copy=False` is not supported: the values of a device array always have to be copied")
         host = self.copy_to_host()
         return host if dtype is None else host.astype(dtype)
+
+    def as_cuda_arg(self) -> MemoryPointer:
+        return self.gpu_data
+
+    def get_ipc_handle(self):
+        raise NotImplementedError("get_ipc_handle: other processes cannot reach the memory of the CPU device")
 
     # Views: no copy, the same memory
 
     def __getitem__(self, item):
         part = self._array[(*_basic_index(item), ...)]  # the ellipsis makes it a view, of 0 dimensions for an element
         if part.ndim:
-            return DeviceNDArray(part, self.stream)
-        return part[()] if part.dtype.names is None else DeviceRecord(part, self.stream)
+            return on_device(part, self.stream)
+        return part[()] if part.dtype.names is None else on_device(part, self.stream, DeviceRecord)
 
     def __setitem__(self, item, value):
+        self.setitem(item, value)
+
+    def setitem(self, item, value, stream=0):
         value = value._array if is_device_memory(value) else np.asarray(value)
         target = self._array[(*_basic_index(item), ...)]
         if value.ndim > target.ndim:
-            raise ValueError(f"cannot assign a {value.ndim}-D array to a {target.ndim}-D part of a device array")
-        target[...] = value
+            raise ValueError(f"Can't assign {value.ndim}-D array to {target.ndim}-D self")
+        try:
+            target[...] = value
+        except ValueError:
+            raise ValueError(_cannot_copy(value, target)) from None
+        if not (stream or self.stream):
+            default_stream().synchronize()
 
     def getitem(self, item, stream=0):
         return self[item]
 
-    def setitem(self, item, value, stream=0):
-        self[item] = value
-
     def bind(self, stream=0) -> "DeviceNDArray":
         """The same memory with `stream` as its default stream."""
-        return DeviceNDArray(self._array, stream)
+        return on_device(self._array, stream)
 
     def view(self, dtype) -> "DeviceNDArray":
         """The same bytes read as `dtype`."""
         dtype = checked_dtype(dtype)
         if dtype.itemsize != self.itemsize and not self.is_c_contiguous():
-            raise ValueError("view: to change the size of an element, the device array must be C-contiguous")
-        return DeviceNDArray(self._array.view(dtype), self.stream)
+            raise ValueError("To change to a dtype of a different size, the array must be C-contiguous")
+        return on_device(self._array.view(dtype), self.stream)
 
     def reshape(self, *shape, order="C") -> "DeviceNDArray":
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
@@ -144,28 +174,28 @@ class DeviceNDArray:
         return self._without_copy("ravel", self._array.ravel(order=order))
 
     def squeeze(self, axis=None, stream=0) -> "DeviceNDArray":
-        return DeviceNDArray(self._array.squeeze(axis), stream or self.stream)
+        return on_device(self._array.squeeze(axis), stream or self.stream)
 
     def split(self, section: int, stream=0):
         """Parts of `section` elements each, the last one shorter where it does not divide."""
         if self.ndim != 1 or not self.is_c_contiguous():
             raise ValueError(f"split: only a contiguous 1-D device array can be split, this one has shape {self.shape}")
         for begin in range(0, self.size, section):
-            yield DeviceNDArray(self._array[begin : begin + section], stream or self.stream)
+            yield on_device(self._array[begin : begin + section], stream or self.stream)
 
     def _without_copy(self, name: str, result: np.ndarray) -> "DeviceNDArray":
         if result.size and not np.may_share_memory(result, self._array):
             raise NotImplementedError(f"{name}: this would need a copy, since the device array is not contiguous")
-        return DeviceNDArray(result, self.stream)
+        return on_device(result, self.stream)
 
     def transpose(self, axes=None) -> "DeviceNDArray":
         """A transposed copy in new memory, for two dimensions, as numba.cuda makes it."""
         if axes is not None and tuple(axes) == tuple(range(self.ndim)):
             return self
         if self.ndim != 2:
-            raise NotImplementedError(f"transpose: only 2-D device arrays, this one has {self.ndim} dimensions")
+            raise NotImplementedError("transposing a non-2D DeviceNDArray isn't supported")
         if axes is not None and sorted(axes) != [0, 1]:
-            raise ValueError(f"transpose: axes must be a permutation of (0, 1), not {axes!r}")
+            raise ValueError(f"invalid axes list {axes!r}")
         result = device_array(self.shape[::-1], self.dtype)
         result._array[...] = self._array.T
         return result
@@ -206,12 +236,16 @@ class DeviceRecord(DeviceNDArray):
     """One record of a structured dtype in device memory; `record["field"]` reads and writes its fields."""
 
     __slots__ = ()
+    _numba_type_ = property(lambda self: numba.from_dtype(self.dtype))
+
+    def __init__(self, dtype, stream=0, gpu_data=None):
+        super().__init__((), None, dtype, stream, gpu_data)
 
     def __getitem__(self, field):
         part = self._array[field]
         if part.dtype.names is not None:
-            return DeviceRecord(part, self.stream)
-        return part[()] if part.ndim == 0 else DeviceNDArray(part, self.stream)
+            return on_device(part, self.stream, DeviceRecord)
+        return part[()] if part.ndim == 0 else on_device(part, self.stream)
 
     def __setitem__(self, field, value):
         self._array[field] = value
@@ -226,13 +260,26 @@ class _HostVisible(np.ndarray):
     def _array(self) -> np.ndarray:
         return self.view(np.ndarray)
 
+    __cuda_memory__ = __cuda_ndarray__ = True
+    device_ctypes_pointer = DeviceNDArray.device_ctypes_pointer
+    gpu_data = DeviceNDArray.gpu_data
+    alloc_size = DeviceNDArray.alloc_size
+    as_cuda_arg, get_ipc_handle = DeviceNDArray.as_cuda_arg, DeviceNDArray.get_ipc_handle
+    is_c_contiguous, is_f_contiguous = DeviceNDArray.is_c_contiguous, DeviceNDArray.is_f_contiguous
     __cuda_array_interface__ = property(lambda self: array_interface.exported(self._array, self.stream))
 
+    def bind(self, stream=0):
+        """The same memory with `stream` as its default stream."""
+        return _with_stream(self.view(), stream)
+
+    def split(self, section, stream=0):
+        return on_device(self._array, self.stream).split(section, stream)
+
     def copy_to_host(self, ary=None, stream=0):
-        return DeviceNDArray(self._array).copy_to_host(ary)
+        return on_device(self._array).copy_to_host(ary)
 
     def copy_to_device(self, ary, stream=0):
-        DeviceNDArray(self._array).copy_to_device(ary)
+        on_device(self._array).copy_to_device(ary)
 
 
 class MappedNDArray(_HostVisible):
@@ -258,12 +305,12 @@ def to_device(obj, stream=0, copy=True, to=None):
     if copy:
         memory[...] = core
     array = memory if core.ndim == host.ndim else np.lib.stride_tricks.as_strided(memory, host.shape, host.strides)
-    return DeviceRecord(array, stream) if isinstance(obj, np.void) else DeviceNDArray(array, stream)
+    return on_device(array, stream, DeviceRecord if isinstance(obj, np.void) else DeviceNDArray)
 
 
 def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0) -> DeviceNDArray:
     """Memory that nothing wrote yet. It holds NaN (-1 in integers): read before written, it shows."""
-    return DeviceNDArray(poisoned(shape, dtype, strides, order), stream)
+    return on_device(poisoned(shape, dtype, strides, order), stream)
 
 
 def pinned_array(shape, dtype=np.float64, strides=None, order="C") -> np.ndarray:
@@ -287,7 +334,7 @@ def _with_stream(array, stream):
 
 
 def device_array_like(ary, stream=0) -> DeviceNDArray:
-    return DeviceNDArray(_poisoned_like(ary), stream)
+    return on_device(_poisoned_like(ary), stream)
 
 
 def pinned_array_like(ary) -> np.ndarray:
@@ -311,7 +358,7 @@ def mapped(*arrays, stream=0):
     """Device arrays that share the memory of the host arrays while the block runs."""
     for array in arrays:
         _check_contiguous(array)
-    devices = [DeviceNDArray(array, stream) for array in arrays]
+    devices = [on_device(array, stream) for array in arrays]
     yield devices[0] if len(devices) == 1 else devices
 
 
@@ -319,6 +366,31 @@ def mapped(*arrays, stream=0):
 def defer_cleanup():
     """Memory is freed by Python as soon as nothing refers to it; there is nothing to put off."""
     yield
+
+
+def on_device(array: np.ndarray, stream=0, kind=DeviceNDArray) -> DeviceNDArray:
+    """The device array whose memory is this NumPy array."""
+    made = object.__new__(kind)
+    made._hold(array, stream)
+    return made
+
+
+def _memory_of(array: np.ndarray) -> MemoryPointer:
+    """The memory of an array, from its first byte to its last."""
+    if not array.size:
+        return MemoryPointer(None, 0, 0)
+    low, high = array_interface.bounds(array.ctypes.data, array.shape, array.strides, array.itemsize)
+    return MemoryPointer(None, low, high - low, array)
+
+
+def _at(memory: MemoryPointer, shape, strides, dtype) -> np.ndarray:
+    """The array of these elements at the beginning of `memory`."""
+    strides = strides or tuple(int(np.prod(shape[k + 1 :])) * dtype.itemsize for k in range(len(shape)))
+    needed = extent_bytes(shape, strides, dtype.itemsize)
+    if needed > memory.size:
+        raise ValueError(f"gpu_data has {memory.size} bytes, and an array of shape {shape} needs {needed}")
+    described = {"shape": shape, "strides": strides, "typestr": dtype.str, "data": (memory.device_pointer, False)}
+    return array_interface.array_at(described, memory)
 
 
 def is_device_memory(obj) -> bool:
@@ -338,20 +410,45 @@ def as_cuda_array(obj, sync=True) -> DeviceNDArray:
     if not hasattr(obj, "__cuda_array_interface__"):
         type_name = type(obj).__name__
         raise TypeError(f"as_cuda_array: obj must be a device array, not {type_name}; use to_device() to copy it")
-    described = obj.__cuda_array_interface__
-    return DeviceNDArray(array_interface.imported("as_cuda_array", f"this {type(obj).__name__}", described, obj))
+    return _described("as_cuda_array", f"this {type(obj).__name__}", obj.__cuda_array_interface__, obj, sync)
 
 
 def from_cuda_array_interface(desc, owner=None, sync=True) -> DeviceNDArray:
     """The device array that a dictionary of the CUDA Array Interface describes: no copy."""
-    subject = "the memory that desc describes"
-    return DeviceNDArray(array_interface.imported("from_cuda_array_interface", subject, desc, owner))
+    return _described("from_cuda_array_interface", "the memory that desc describes", desc, owner, sync)
+
+
+def _described(name, subject, desc, owner, sync) -> DeviceNDArray:
+    array = array_interface.imported(name, subject, desc, owner)
+    stream = external_stream(desc["stream"]) if desc.get("stream") else 0
+    if stream and sync and numba.config.CUDA_ARRAY_INTERFACE_SYNC:
+        stream.synchronize()
+    return on_device(array, stream)
 
 
 def _poisoned_like(ary) -> np.ndarray:
     """Poisoned memory of the shape and dtype of `ary`, contiguous, with its order of axes."""
     array = as_cuda_array(ary)._array if is_cuda_array(ary) else ary
     return poisoned(array.shape, array.dtype, np.empty_like(array, subok=False).strides if array.ndim > 1 else None)
+
+
+def _cannot_copy(value: np.ndarray, target: np.ndarray) -> str:
+    shape = (1,) * (target.ndim - value.ndim) + value.shape
+    for axis, (given, has) in enumerate(zip(shape, target.shape, strict=True)):
+        if given not in (1, has):
+            return f"Can't copy sequence with size {given} to array axis {axis} with dimension {has}"
+    return f"cannot convert {value.dtype} to {target.dtype}"
+
+
+def is_contiguous(array) -> bool:
+    """Whether an array is C-contiguous, apart from its repeated axes and those of one element."""
+    size = array.dtype.itemsize
+    for n, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
+        if n > 1 and stride != 0:
+            if size != stride:
+                return False
+            size *= n
+    return True
 
 
 def _core(array: np.ndarray) -> np.ndarray:
@@ -364,22 +461,17 @@ def _core(array: np.ndarray) -> np.ndarray:
 def _check_contiguous(array: np.ndarray) -> None:
     core = _core(array)
     if not (core.flags.c_contiguous or core.flags.f_contiguous):
-        raise ValueError(
-            f"the array of shape {array.shape} and strides {array.strides} has gaps in memory, so it cannot be copied "
-            "in one piece: use np.ascontiguousarray(ary) on the host"
-        )
+        raise ValueError(NOT_CONTIGUOUS)
 
 
-def _check_same_layout(name: str, device: np.ndarray, other: np.ndarray) -> None:
+def _check_same_layout(device: np.ndarray, other: np.ndarray) -> None:
     if device.dtype != other.dtype:
-        raise TypeError(f"{name}: the device array has dtype {device.dtype}, ary has {other.dtype}; they must be equal")
+        raise TypeError(f"incompatible dtype: {device.dtype} vs. {other.dtype}")
     device_view, other_view = device.squeeze(), other.squeeze()
     if device_view.shape != other_view.shape:
-        raise ValueError(f"{name}: the device array has shape {device.shape}, ary has {other.shape}")
+        raise ValueError(f"incompatible shape: {device.shape} vs. {other.shape}")
     if device.size and device_view.strides != other_view.strides:
-        raise ValueError(
-            f"{name}: the device array has strides {device.strides}, ary has {other.strides}; they must be equal"
-        )
+        raise ValueError(f"incompatible strides: {device.strides} vs. {other.strides}")
 
 
 def _basic_index(item) -> tuple:

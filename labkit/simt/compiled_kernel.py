@@ -17,12 +17,37 @@ from labkit.simt.errors import UnsupportedError
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
-from labkit.simt.settings import MAX_COOPERATIVE_THREADS, is_checked
+from labkit.simt.settings import LIMITS, MAX_COOPERATIVE_THREADS, is_checked
 
 HIGHEST_OPT = 2
 
 
-class CompiledKernel:
+# What numba.cuda's compiled kernels have on a GPU alone.
+_OF_GPU_CODE = {"_codelibrary", "NRT_functions", "argument_types", "bind", "codegen", "const_mem_size",
+                "initialize_once", "inspect_asm", "inspect_llvm", "inspect_lto_ptx", "inspect_sass", "inspect_sass_cfg",
+                "inspect_types", "launch", "library", "local_mem_per_thread", "maybe_link_nrt", "regs_per_thread",
+                "type_annotation"}  # fmt: skip
+
+
+class _Overload:
+    """What numba.cuda tells of a kernel that is compiled for one set of argument types."""
+
+    max_threads_per_block = LIMITS.max_threads_per_block
+    shared_mem_per_block = property(lambda self: self.static_bytes)
+    cooperative = property(lambda self: self.program.cooperative)  # it holds a barrier of the grid
+
+    def __getattr__(self, name):
+        if name in _OF_GPU_CODE:
+            raise AttributeError(f"{name} of a compiled kernel describes GPU code: it needs a GPU")
+        raise AttributeError(f"a compiled kernel has no attribute {name!r}")
+
+    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
+        """The largest grid that cg.this_grid().sync() can hold together, in blocks."""
+        threads = int(np.prod(blockdim))
+        return max(1, MAX_COOPERATIVE_THREADS // threads)
+
+
+class CompiledKernel(_Overload):
     """A kernel compiled for one set of argument types."""
 
     def __init__(self, program, argument_types, ordered, flat):
@@ -64,30 +89,18 @@ class CompiledKernel:
         launch, run = (*grid, *block, dynamic), self.native.run
         return lambda first, last, memory, record: run(HEAD.pack(first, last, *launch, *memory, *record) + given)
 
-    @property
-    def cooperative(self):
-        return self.program.cooperative
-
-    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
-        """The largest grid that cg.this_grid().sync() can hold together, in blocks."""
-        threads = int(np.prod(blockdim))
-        return max(1, MAX_COOPERATIVE_THREADS // threads)
-
     def scratch_bytes(self, threads, blocks, dynamic):
         padded = -(-threads // 32) * 32
         shared = (self.shared_bytes + -(-dynamic // 64) * 64) * blocks
         return shared + self.fixed_bytes + self.thread_bytes * padded * blocks + 64
 
 
-class InterpretedKernel:
+class InterpretedKernel(_Overload):
     """A kernel that is interpreted: its warps wait for one another inside their own loops."""
 
     def __init__(self, program):
         self.program = program
         self.static_bytes = shared_bytes(program)
-
-    cooperative = CompiledKernel.cooperative
-    max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
 
 
 def is_cached(program, argument_types, ordered, flat):

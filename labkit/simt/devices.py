@@ -5,8 +5,12 @@ Source  CUDA C++ Programming Guide, "Compute Capabilities"
 
 import os
 
+import numpy as np
+
 from labkit.simt.allocation import MemoryInfo, gigabytes, machine_memory
-from labkit.simt.arrays import defer_cleanup
+from labkit.simt.array_interface import array_at
+from labkit.simt.arrays import MappedNDArray, defer_cleanup, managed_array, mapped_array, pinned_array
+from labkit.simt.device_memory import MemoryPointer, allocated
 from labkit.simt.settings import LIMITS
 from labkit.simt.streams import (
     default_stream,
@@ -28,13 +32,17 @@ _ATTRIBUTES = {
     "WARP_SIZE": LIMITS.warp_size,
     "MAX_THREADS_PER_BLOCK": LIMITS.max_threads_per_block,
     "MAX_SHARED_MEMORY_PER_BLOCK": LIMITS.shared_per_block,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": LIMITS.shared_per_block_optin,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 * 1024,
+    "MAX_REGISTERS_PER_BLOCK": 64 * 1024,
+    "MAX_THREADS_PER_MULTI_PROCESSOR": 2048,
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
     "MULTIPROCESSOR_COUNT": os.cpu_count(),  # blocks run on the cores
     "TOTAL_CONSTANT_MEMORY": 64 * 1024,
     "UNIFIED_ADDRESSING": 1,
     "MANAGED_MEMORY": 1,
     "CAN_MAP_HOST_MEMORY": 1,
-    "COMPUTE_CAPABILITY_MAJOR": 9,
-    "COMPUTE_CAPABILITY_MINOR": 0,
     "ASYNC_ENGINE_COUNT": 1,  # copies end before the call returns
     "CONCURRENT_KERNELS": 0,
     "INTEGRATED": 0,
@@ -46,6 +54,18 @@ _ATTRIBUTES = {
 }
 for _axis, _threads, _blocks in zip("XYZ", LIMITS.max_block_dim, LIMITS.max_grid_dim, strict=True):
     _ATTRIBUTES |= {f"MAX_BLOCK_DIM_{_axis}": _threads, f"MAX_GRID_DIM_{_axis}": _blocks}
+
+
+# What contexts have on a GPU alone -> why.
+OF_GPU_CONTEXTS = {
+    "create_module_image": "it loads GPU code", "create_module_ptx": "it loads GPU code",
+    "unload_module": "it unloads GPU code", "enable_peer_access": "the CPU device is the only one",
+    "get_ipc_handle": "other processes cannot reach the memory of the CPU device",
+    "open_ipc_handle": "other processes cannot reach the memory of the CPU device",
+    "memory_manager": "Python frees memory of the CPU device as soon as nothing refers to it",
+    "get_active_blocks_per_multiprocessor": "it counts the registers of GPU code",
+    "get_max_potential_block_size": "it counts the registers of GPU code",
+}  # fmt: skip
 
 
 class Device:
@@ -79,6 +99,19 @@ class Device:
     def reset(self) -> None:
         pass
 
+    def get_device_identity(self) -> dict[str, int]:
+        return {"pci_domain_id": 0, "pci_bus_id": 0, "pci_device_id": 0}
+
+    @classmethod
+    def from_identity(cls, identity) -> "Device":
+        """The device at these PCI addresses: the one there is."""
+        if identity != _DEVICE.get_device_identity():
+            raise RuntimeError(f"No device at {identity}: the CPU device has the PCI addresses 0, 0, 0")
+        return _DEVICE
+
+    def release_primary_context(self) -> None:
+        pass
+
 
 class Deallocations:
     """`Context.deallocations`: memory that waits to be freed. Here none does: Python frees an array at once."""
@@ -93,6 +126,10 @@ class Deallocations:
         """Free what waits."""
 
     disable = staticmethod(defer_cleanup)
+
+    def add_item(self, dtor, handle, size=0) -> None:
+        """Free something now: dtor(handle)."""
+        dtor(handle)
 
 
 class Context:
@@ -110,6 +147,36 @@ class Context:
 
     def reset(self) -> None:
         """Forget all work; device arrays stay, as ordinary Python objects."""
+
+    def memalloc(self, bytesize: int) -> MemoryPointer:
+        """Device memory without a type."""
+        return allocated(bytesize, self)
+
+    def memhostalloc(self, bytesize: int, mapped=False, portable=False, wc=False):
+        """Host memory that stays in place, as an array of bytes; with `mapped` kernels can use it too."""
+        return mapped_array(bytesize, np.uint8) if mapped else pinned_array(bytesize, np.uint8)
+
+    def memallocmanaged(self, bytesize: int, attach_global=True):
+        """Memory that host and kernels address, as an array of bytes."""
+        return managed_array(bytesize, np.uint8)
+
+    def mempin(self, owner, pointer: int, size: int, mapped=False):
+        """`size` bytes of host memory at an address that `owner` keeps alive, as memhostalloc gives them."""
+        described = {"shape": (size,), "typestr": "|u1", "data": (pointer, False)}
+        memory = array_at(described, owner)
+        return memory.view(MappedNDArray) if mapped else memory
+
+    def prepare_for_use(self) -> None:
+        pass
+
+    def can_access_peer(self, peer_context) -> bool:
+        """Whether this device reaches the memory of another one, of which there is none."""
+        return False
+
+    def __getattr__(self, name):
+        if name in OF_GPU_CONTEXTS:
+            raise AttributeError(f"Context.{name} is not supported by the CPU device: {OF_GPU_CONTEXTS[name]}")
+        raise AttributeError(f"a context has no attribute {name!r}")
 
     def push(self) -> None:
         pass

@@ -50,8 +50,8 @@ def _check_options(launch_bounds=None, shared_memory_carveout=None, **_):
     are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in bounds)
     if launch_bounds is not None and not (are_counts and 1 <= len(bounds) <= 3):
         raise ValueError(
-            f"launch_bounds is {launch_bounds!r}; it must be the most threads of a block, or a tuple of that, the "
-            "fewest blocks on an SM and the most blocks of a cluster"
+            f"Got {len(bounds)} launch bounds: launch_bounds is {launch_bounds!r}; it must be the most threads of a "
+            "block, or a tuple of that, the fewest blocks on an SM and the most blocks of a cluster"
         )
     words, carveout = ("default", "maxl1", "maxshared"), shared_memory_carveout
     known = carveout.lower() in words if isinstance(carveout, str) else carveout is None or (
@@ -59,7 +59,8 @@ def _check_options(launch_bounds=None, shared_memory_carveout=None, **_):
     )  # fmt: skip
     if not known:
         raise ValueError(
-            f"shared_memory_carveout is {carveout!r}; it must be a percentage, -1 to 100, or one of {', '.join(words)}"
+            f"Invalid carveout value: shared_memory_carveout is {carveout!r}; it must be between -1 and "
+            f"100, a percentage, or one of {', '.join(words)}"
         )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property, update_wrapper
 import numba
 import numpy as np
 from numba import cloudpickle
-from numba.core import sigutils
+from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arguments import (
@@ -30,9 +30,15 @@ from labkit.simt.rewrite import rewrite
 from labkit.simt.settings import LIMITS, current_order, is_checked
 from labkit.simt.sources import read_source
 
-_OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",
-                "get_shared_mem_per_block", "inspect_asm", "inspect_llvm", "inspect_sass", "inspect_types",
-                "inspect_lto_ptx", "extensions"}  # fmt: skip
+_OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "inspect_asm", "inspect_llvm",
+                "inspect_sass", "inspect_sass_cfg", "inspect_cfg", "inspect_disasm_cfg", "inspect_types",
+                "inspect_lto_ptx"}  # fmt: skip
+# What numba.cuda's dispatchers have for its compiler.
+_OF_COMPILER = {"_compile_for_args", "add_overload", "call", "compile_device", "disable_compile", "dump",
+                "enable_caching", "fold_argument_types", "get_annotation_info", "get_call_template",
+                "get_compile_result", "get_function_type", "get_metadata", "get_overload", "is_compiling",
+                "mark_launch_config_sensitive", "nopython_signatures", "recompile", "stats", "targetdescr",
+                "typeof_pyval"}  # fmt: skip
 _COMPILE_LOCK = threading.RLock()
 
 
@@ -79,6 +85,8 @@ class Kernel:
         update_wrapper(self, function, updated=())
         self.dynamic_allowed = LIMITS.shared_per_block
         self.last_launch = None
+        self.extensions = list(self.options.get("extensions") or ())
+        self.specializations = {}
         self._compiled, self._quick = {}, {}  # _quick: the same, by what a launch looks at first
         self._given = [tuple(s) for s in signatures]
         for signature in self._given:
@@ -103,6 +111,8 @@ class Kernel:
     def __getattr__(self, name):
         if name in _OF_GPU_CODE:
             raise AttributeError(f"{self.__name__}.{name} describes GPU code: it needs a GPU")
+        if name in _OF_COMPILER:
+            raise AttributeError(f"{self.__name__}.{name} is of numba.cuda's compiler: not supported on the CPU device")
         raise AttributeError(f"a kernel has no attribute {name!r}")
 
     @cached_property
@@ -132,15 +142,38 @@ class Kernel:
     def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
         """A launch over ntasks threads in one dimension."""
         if ntasks < 0:
-            raise LaunchError(f"{self.__name__}.forall: ntasks is {ntasks}, must not be negative")
+            raise LaunchError(f"{self.__name__}.forall: Can't create ForAll with negative task count: {ntasks}")
         block = tpb or min(256, LIMITS.max_threads_per_block)
         return self.configure(-(-ntasks // block), block, stream, sharedmem) if ntasks else lambda *args: None
 
     def specialize(self, *args):
-        """A copy of the kernel for the types of these arguments alone."""
+        """The kernel for these types, or the types of these arguments, alone; the same one for the same types."""
         if self._given:
             raise RuntimeError(f"Dispatcher already specialized: the signature of {self.__name__} says its types")
-        return Kernel(self.py_func, [tuple(numba.typeof(host_view(a)) for a in args)], self.options)
+        argument_types = tuple(a if isinstance(a, types.Type) else numba.typeof(host_view(a)) for a in args)
+        known = self.specializations.get(argument_types)
+        if known is None:
+            known = self.specializations[argument_types] = Kernel(self.py_func, [argument_types], self.options)
+        return known
+
+    @property
+    def specialized(self):
+        """Whether the kernel takes arguments of one set of types alone."""
+        return len(self._given) == 1
+
+    def get_shared_mem_per_block(self, signature=None):
+        """Bytes of static shared memory, for a signature; without one, of each set of argument types."""
+        return self._of_overloads("static_bytes", signature)
+
+    def get_max_threads_per_block(self, signature=None):
+        """The most threads that a block may have, as for get_shared_mem_per_block."""
+        return self._of_overloads("max_threads_per_block", signature)
+
+    def _of_overloads(self, attribute, signature):
+        if signature is not None:
+            return getattr(self.overloads[sigutils.normalize_signature(signature)[0]], attribute)
+        values = {argument_types: getattr(o, attribute) for argument_types, o in self.overloads.items()}
+        return next(iter(values.values())) if self.specialized else values
 
     def compile(self, signature):
         """Compile for a signature, ahead of the first launch."""
@@ -238,9 +271,16 @@ class Kernel:
             launch_types = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
             compiled_types = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
             raise ArgumentError(
-                f"{self.__name__} is compiled for {compiled_types}, and was launched with ({launch_types})"
+                f"No matching definition for argument type(s) {launch_types}: {self.__name__} is compiled for "
+                f"{compiled_types}"
             )
-        return min(candidates, key=lambda item: item[0])[1]
+        least = min(distance for distance, _ in candidates)
+        nearest = [signature for distance, signature in candidates if distance == least]
+        if len(nearest) > 1 and any(least):
+            launch_types = tuple(self._typeof(k, a) for k, a in enumerate(args))
+            lines = "\n".join(f"{signature} -> none" for signature in nearest)
+            raise ArgumentError(f"Ambiguous overloading for {self.py_func} {launch_types}:\n{lines}")
+        return nearest[0]
 
     def _typeof(self, position, value):
         if isinstance(value, TensorMap):

@@ -74,6 +74,11 @@ class ConfiguredKernel:
             raise LaunchError(f"{kernel.__name__}: shared_bytes must be an int of at least 0, not {sharedmem!r}")
         self.sharedmem = int(sharedmem)
 
+    # numba.cuda's names
+    dispatcher = property(lambda self: self.kernel)
+    griddim = property(lambda self: self.grid)
+    blockdim = property(lambda self: self.block)
+
     def __repr__(self):
         return f"<kernel {self.kernel.__name__}[{self.grid}, {self.block}]>"
 
@@ -100,6 +105,8 @@ class ConfiguredKernel:
         kernel = self.kernel
         check_count(kernel, args)
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
+        if kernel.extensions:
+            args = [self._extended(a, afterwards) for a in args]
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
         compiled, values = kernel.compiled_for(args, flat=self._flat)
         kernel.last_launch = LastLaunch(self.block, self.sharedmem, sum(getattr(a, "nbytes", 0) for a in values))
@@ -111,6 +118,13 @@ class ConfiguredKernel:
             run_blocks(kernel, compiled, self.grid, self.block, self.sharedmem, values)
         for copy_back in afterwards:
             copy_back()
+
+    def _extended(self, value, afterwards):
+        """What the kernel's extensions make of an argument, each of what the one before made."""
+        ty = None  # as in numba.cuda's simulator: an extension looks at the value
+        for extension in self.kernel.extensions:
+            ty, value = extension.prepare_args(ty, value, stream=self.stream, retr=afterwards)
+        return value
 
     def _check_shared(self, compiled):
         static, limit, cap = compiled.static_bytes, LIMITS.shared_per_block, LIMITS.shared_per_block_optin

@@ -137,6 +137,9 @@ class Resolver:
     _continue = _break
 
     def _expr(self, s):
+        if self._grid_group(s.value):  # a launch is cooperative as soon as a kernel names its grid
+            self.program.cooperative = True
+            return []
         if isinstance(s.value, ast.Constant):
             return []  # a docstring
         stored = self._cached_store(s)
@@ -171,6 +174,7 @@ class Resolver:
         group = self._grid_group(s.value)
         if group and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
             self.grid_groups.add(s.targets[0].id)
+            self.program.cooperative = True
             return []
         declared = self._declaration(s.value)
         if declared and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):

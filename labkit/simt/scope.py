@@ -15,7 +15,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.np import numpy_support
 
 from labkit.simt import libraries, stubs, unsigned
-from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.arrays import DeviceNDArray, as_cuda_array, is_cuda_array
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import BUILTINS
 from labkit.simt.sources import keep_source, read_source
@@ -186,7 +186,8 @@ class Scope:
             if node.id in self.locals:
                 return False, None
             if node.id in self.environment:
-                return True, _on_cpu(self.environment[node.id])
+                value = self.environment[node.id] = _on_cpu(self.environment[node.id])
+                return True, value
             if hasattr(builtins, node.id):
                 return True, getattr(builtins, node.id)
             self.refuse(node, f"the name {node.id!r} is not defined", problem="unknown name", name=node.id)
@@ -278,12 +279,14 @@ def _counterpart(base, attribute):
 
 
 def _on_cpu(obj):
-    """What labkit.ptx or labkit.u32 has on a GPU -> the CPU device's; a type of numba-cuda-mlir -> Numba's; all else as
-    it is."""
+    """What labkit.ptx or labkit.u32 has on a GPU -> the CPU device's; a type of numba-cuda-mlir -> Numba's; another
+    library's array in device memory -> a device array; all else as it is."""
     if type(obj).__module__.startswith("numba_cuda_mlir.numba_cuda.types"):
         return getattr(types, str(obj), obj)
     if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
         return obj
+    if is_cuda_array(obj) and not isinstance(obj, (type, DeviceNDArray)):
+        return as_cuda_array(obj)
     stub = getattr(obj, "cpu_device", None) or libraries.counterpart(
         getattr(obj, "__module__", None), getattr(obj, "__name__", None)
     )

@@ -18,12 +18,16 @@ __all__ = [
 class Stream:
     """Work in order. On the CPU device each call ends before it returns, so there is never anything to wait for."""
 
-    def __init__(self, handle: int, name: str = ""):
-        self.handle = handle
+    def __init__(self, handle: int, name: str = "", external=False):
+        self.handle, self.external = handle, external  # external: made by another library
         self._name = name or f"CUDA stream {handle}"
 
     def __int__(self):
         return self.handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(version of the protocol, handle), for libraries that take a stream of another one."""
+        return 0, self.handle
 
     def __repr__(self):
         return f"<{self._name} of the CPU device>"
@@ -74,8 +78,11 @@ def per_thread_default_stream() -> Stream:
     return _PER_THREAD_STREAM
 
 
-def external_stream(ptr: int):
-    raise NotImplementedError("external_stream: the CPU device has no CUDA stream to wrap; use cuda.stream()")
+def external_stream(ptr: int) -> Stream:
+    """The stream with this handle, made by another library; there is nothing to wait for in it either."""
+    if not isinstance(ptr, int):
+        raise TypeError(f"external_stream: ptr must be the handle of a stream, an int, not {type(ptr).__name__}")
+    return Stream(ptr, f"External CUDA stream {ptr}", external=True)
 
 
 class Event:

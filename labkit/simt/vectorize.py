@@ -15,7 +15,7 @@ import numpy as np
 from numba.core.errors import NumbaError
 
 from labkit.simt import stubs
-from labkit.simt.arrays import DeviceNDArray, as_cuda_array, is_cuda_array
+from labkit.simt.arrays import DeviceNDArray, as_cuda_array, is_cuda_array, on_device
 from labkit.simt.errors import KernelTypeError, UnsupportedError, file_label
 from labkit.simt.scope import is_device_function
 from labkit.simt.sources import read_source
@@ -116,7 +116,7 @@ class DeviceUfunc:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         if not any(is_cuda_array(a) for a in args):
             return result
-        wrapped = [DeviceNDArray(np.asarray(r), stream) if np.ndim(r) else r
+        wrapped = [on_device(np.asarray(r), stream) if np.ndim(r) else r
                  for r in (result if isinstance(result, tuple) else (result,))]  # fmt: skip
         return tuple(wrapped) if isinstance(result, tuple) else wrapped[0]
 

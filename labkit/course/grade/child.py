@@ -362,7 +362,7 @@ def _on_buffers(work, head: dict, values: dict):
     the reply."""
     import numpy as np
 
-    from labkit.simt.arrays import DeviceNDArray
+    from labkit.simt.arrays import on_device
 
     buffers = []
     for data, alignment in zip(values["buffers"], values["begins"], strict=True):
@@ -377,7 +377,7 @@ def _on_buffers(work, head: dict, values: dict):
         if not isinstance(value, list):
             return value
         _, buffer, offset, shape, strides, dtype = value
-        return DeviceNDArray(np.ndarray(shape, np.dtype(dtype), buffers[buffer], offset, strides))
+        return on_device(np.ndarray(shape, np.dtype(dtype), buffers[buffer], offset, strides))
 
     arguments = [decoded(value) for value in values["arguments"]]
     host = {k: value.copy() for k, value in enumerate(arguments) if isinstance(value, np.ndarray)}

@@ -78,11 +78,11 @@ class Proxy:
     def as_argument(self, described):
         """The device array that the grader passes as an argument."""
         from labkit.simt.allocation import poisoned
-        from labkit.simt.arrays import DeviceNDArray
+        from labkit.simt.arrays import on_device
 
         array = poisoned(tuple(described["shape"]), np.dtype(described["dtype"]), tuple(described["strides"]))
         self.remember(array, described["buffer"])
-        return DeviceNDArray(array)
+        return on_device(array)
 
     # Kernels
 
@@ -142,26 +142,26 @@ def install(rpc, namespace: dict) -> Proxy:
     from labkit.simt.launch import ConfiguredKernel, check_count
 
     proxy = Proxy(rpc, namespace)
-    original_init = DeviceNDArray.__init__
+    original_hold = DeviceNDArray._hold
 
-    def init(self, array, stream=0):
+    def hold(self, array, stream):
         if proxy.known(array) is None:
             if array.dtype.str not in wire.DTYPES:
                 raise NotGraded(f"arrays of {array.dtype} are not observed")
             reply, _ = proxy.ask("allocate", shape=list(array.shape), strides=list(array.strides),
                                  dtype=array.dtype.str)
             proxy.remember(array, reply["buffer"])
-        original_init(self, array, stream)
+        original_hold(self, array, stream)
 
     def copy_to_host(self, ary=None, stream=0):
         if any(stride < 0 for stride in self.strides):
-            raise NotImplementedError(f"copy_to_host: negative strides are not supported, got {self.strides}")
+            raise NotImplementedError(f"D->H copy not implemented for negative strides: {self.strides}")
         if ary is None:
             ary = np.ndarray(self.shape, self.dtype, np.empty(self.alloc_size, np.uint8), strides=self.strides)
         elif not isinstance(ary, np.ndarray):
             raise TypeError(f"copy_to_host: ary must be a NumPy array, not {type(ary).__name__}")
         else:
-            arrays._check_same_layout("copy_to_host", self._array, ary)
+            arrays._check_same_layout(self._array, ary)
         _, values = proxy.ask("copy to host", source=proxy.handle(self), stream=_stream_handle(stream))
         ary[...] = values["array"].reshape(ary.shape)
         return ary
@@ -176,7 +176,7 @@ def install(rpc, namespace: dict) -> Proxy:
             return
         arrays._check_contiguous(self._array)
         host = np.asarray(ary, order="C" if self._array.flags.c_contiguous else "F")
-        arrays._check_same_layout("copy_to_device", self._array, host)
+        arrays._check_same_layout(self._array, host)
         proxy.ask("copy to device", {"array": host}, target=proxy.handle(self), stream=_stream_handle(stream))
 
     def to_device(obj, stream=0, copy=True, to=None):
@@ -188,25 +188,25 @@ def install(rpc, namespace: dict) -> Proxy:
             return obj
         host = np.asarray(obj)
         arrays._check_contiguous(host)
-        on_device = DeviceNDArray(arrays.poisoned(host.shape, host.dtype, order="C" if host.flags.c_contiguous else
-                                                  "F"), stream)
+        order = "C" if host.flags.c_contiguous else "F"
+        device_array = arrays.on_device(arrays.poisoned(host.shape, host.dtype, order=order), stream)
         if copy and host.size:
-            proxy.ask("upload", {"array": host}, target=proxy.handle(on_device))
-        return on_device
+            proxy.ask("upload", {"array": host}, target=proxy.handle(device_array))
+        return device_array
 
     def get_item(self, item):
         part = self._array[(*arrays._basic_index(item), ...)]
-        view = DeviceNDArray(part, self.stream)
+        view = arrays.on_device(part, self.stream)
         return view if part.ndim else proxy.ask("get", source=proxy.handle(view))[1]["array"][()]
 
-    def set_item(self, item, value):
-        target = DeviceNDArray(self._array[(*arrays._basic_index(item), ...)])
+    def set_item(self, item, value, stream=0):
+        target = arrays.on_device(self._array[(*arrays._basic_index(item), ...)])
         if isinstance(value, DeviceNDArray):
             proxy.ask("set", target=proxy.handle(target), source=proxy.handle(value))
             return
         value = np.asarray(value)
         if value.ndim > target.ndim:
-            raise ValueError(f"cannot assign a {value.ndim}-D array to a {target.ndim}-D part of a device array")
+            raise ValueError(f"Can't assign {value.ndim}-D array to {target.ndim}-D self")
         proxy.ask("set", {"array": np.broadcast_to(value.astype(target.dtype), target.shape).copy()},
                   target=proxy.handle(target))
 
@@ -287,9 +287,10 @@ def install(rpc, namespace: dict) -> Proxy:
     for name in NOT_OBSERVED:
         _replace_everywhere(getattr(arrays, name), _refuse(name))
     for owner, name, function in (
-            (DeviceNDArray, "__init__", init), (DeviceNDArray, "copy_to_host", copy_to_host),
+            (DeviceNDArray, "_hold", hold), (DeviceNDArray, "copy_to_host", copy_to_host),
             (DeviceNDArray, "copy_to_device", copy_to_device), (DeviceNDArray, "__getitem__", get_item),
-            (DeviceNDArray, "__setitem__", set_item), (DeviceNDArray, "transpose", transpose),
+            (DeviceNDArray, "__setitem__", set_item), (DeviceNDArray, "setitem", set_item),
+            (DeviceNDArray, "transpose", transpose),
             (ConfiguredKernel, "run", run), (graphs._Recorder, "record", record),
             (graphs._RecordedGraph, "__init__", capture), (graphs._RecordedGraph, "launch", replay),
             (blas, "_on_host", product), (tiles, "launch", tile_launch), (lazy.LazyKernel, "build", build),

@@ -23,7 +23,7 @@ from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import column_major as model
 from labkit.kernels.libraries import cutile_model as tiles
 from labkit.simt.allocation import poisoned
-from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.arrays import DeviceNDArray, on_device
 from labkit.simt.launch import ConfiguredKernel, dimensions
 from labkit.simt.streams import Stream
 
@@ -113,13 +113,13 @@ class DeviceServer:
         if len(shape) != len(strides) or any(n < 0 for n in shape):
             raise ValueError("no array")
         if math.prod(shape) == 0:
-            return DeviceNDArray(np.empty(shape, dtype))
+            return on_device(np.empty(shape, dtype))
         reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
         start = offset + sum(min(0, each) for each in reach)
         end = offset + sum(max(0, each) for each in reach) + dtype.itemsize
         if start < 0 or end > data.nbytes:
             raise ValueError("a part of no array")
-        return DeviceNDArray(np.ndarray(shape, dtype, data, offset, strides))
+        return on_device(np.ndarray(shape, dtype, data, offset, strides))
 
     # Copies
 

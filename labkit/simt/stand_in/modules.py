@@ -16,7 +16,7 @@ from numba.core import imputils
 from numba.core.datamodel import models as core_models
 from numba.core.typing import templates
 
-from labkit.simt import api, arrays, errors, libraries, random, stubs
+from labkit.simt import api, arrays, device_memory, errors, libraries, random, streams, stubs
 from labkit.simt.arguments import ArgHint
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.kernel import DeviceFunction, Kernel
@@ -47,10 +47,6 @@ class CudaDriverError(Exception):
 
 class CudaAPIError(CudaDriverError):
     """Of numba.cuda.cudadrv.driver; never raised."""
-
-
-class CudaSupportError(ImportError):
-    """Of numba.cuda.cudadrv.error; never raised: the CPU device is always there."""
 
 
 class Missing:
@@ -104,6 +100,8 @@ class Cuda(Submodule):
     """numba.cuda itself: the names of labkit.simt.api, and submodules."""
 
     def __getattr__(self, name):
+        if name in ("devicearray", "devices", "driver", "nvvm"):
+            return importlib.import_module(f"{NAME}.cudadrv.{name}")
         if name.startswith("__") or not exists(name):
             try:
                 return getattr(api, name)
@@ -138,9 +136,9 @@ def _of_errors():
 def _of_driver():
     return {
         "driver": Driver(), "CudaAPIError": CudaAPIError, "CudaDriverError": CudaDriverError,
-        "CudaSupportError": CudaSupportError, "Context": api.Context, "Device": api.Device, "Stream": api.Stream,
-        "Event": api.Event, "is_device_memory": api.is_cuda_array, "MemoryInfo": api.MemoryInfo,
-        "device_memory_size": lambda array: array.nbytes,
+        "CudaSupportError": api.CudaSupportError, "Context": api.Context, "Device": api.Device, "Stream": api.Stream,
+        "Event": api.Event, "MemoryInfo": api.MemoryInfo, "MappedMemory": api.MappedNDArray,
+        "ManagedMemory": api.ManagedNDArray, **_public(device_memory), **_public(streams),
     }  # fmt: skip
 
 
@@ -165,7 +163,7 @@ class Driver:
 
 
 def _of_error():
-    return {"CudaDriverError": CudaDriverError, "CudaSupportError": CudaSupportError, **{
+    return {"CudaDriverError": CudaDriverError, "CudaSupportError": api.CudaSupportError, **{
         name: _missing(f"{NAME}.cudadrv.error.{name}") for name in (
             "CudaRuntimeError", "NvvmError", "NvvmSupportError", "NvvmWarning", "NvrtcError", "NvrtcCompilationError",
             "NvrtcBuiltinOperationFailure", "NvrtcSupportError", "CCSupportError")}}  # fmt: skip
@@ -177,7 +175,27 @@ def _of_devices():
 
 
 def _of_devicearray():
-    return _public(arrays) | {"DeviceNDArrayBase": arrays.DeviceNDArray, "auto_device": _auto_device}
+    return _public(arrays) | {
+        "DeviceNDArrayBase": arrays.DeviceNDArray, "auto_device": _auto_device, "array_core": arrays._core,
+        "errmsg_contiguous_buffer": arrays.NOT_CONTIGUOUS, "sentry_contiguous": arrays._check_contiguous,
+        "check_array_compatibility": arrays._check_same_layout, "is_contiguous": arrays.is_contiguous,
+        "is_cuda_ndarray": lambda obj: getattr(obj, "__cuda_ndarray__", False),
+        "require_cuda_ndarray": _require_cuda_ndarray, "verify_cuda_ndarray_interface": _require_cuda_ndarray,
+        "from_array_like": _from_array_like, "from_record_like": _from_record_like,
+    }  # fmt: skip
+
+
+def _require_cuda_ndarray(obj):
+    if not getattr(obj, "__cuda_ndarray__", False):
+        raise ValueError(f"require an cuda ndarray object, not {type(obj).__name__}")
+
+
+def _from_array_like(ary, stream=0, gpu_data=None):
+    return arrays.DeviceNDArray(ary.shape, ary.strides, ary.dtype, stream, gpu_data)
+
+
+def _from_record_like(rec, stream=0, gpu_data=None):
+    return arrays.DeviceRecord(rec.dtype, stream, gpu_data)
 
 
 def _auto_device(obj, stream=0, copy=True, user_explicit=False):
@@ -211,18 +229,33 @@ def _of_testing():
     }  # fmt: skip
 
 
-def _config():
-    """Numba's settings, and numba-cuda's own: a kernel cannot allocate arrays."""
-    vars(numba.config).setdefault("CUDA_ENABLE_NRT", False)
-    return numba.config
-
-
 class ForeignArray:
     """numba.cuda.testing's: an object of another library that describes its memory."""
 
     def __init__(self, arr):
         self._arr = arr
         self.__cuda_array_interface__ = arr.__cuda_array_interface__
+
+
+def _config():
+    """numba.config, with the variables that numba-cuda adds to it: they steer GPU code, and change nothing here."""
+    for name, value in {"CUDA_ENABLE_NRT": False, "CUDA_NRT_STATS": False, "CUDA_NVRTC_EXTRA_SEARCH_PATHS": "",
+                        "CUDA_DEBUG_POLY": True, "CUDA_DEBUG_POLY_USE_TYPED_CONST": True}.items():  # fmt: skip
+        if not hasattr(numba.config, name):
+            setattr(numba.config, name, value)
+    return numba.config
+
+
+def _transpose(a, b=None):
+    """numba.cuda.kernels.transpose: the transposed copy of a 2-D device array, in `b` where it is given."""
+    if b is None:
+        return a.transpose()
+    b[:] = a.transpose()
+    return b
+
+
+def _wrap_arg(value, default=api.InOut):
+    return value if isinstance(value, ArgHint) else default(value)
 
 
 def _vectorizer(make):
@@ -249,7 +282,7 @@ MODULES = {
     "": lambda: {"config": _config(), "HAS_NUMBA": True, "implementation": "labkit.simt"},
     "api": lambda: _public(api),
     "api_util": dict,
-    "args": lambda: {"ArgHint": ArgHint, "In": api.In, "Out": api.Out, "InOut": api.InOut},
+    "args": lambda: {"ArgHint": ArgHint, "wrap_arg": _wrap_arg, "In": api.In, "Out": api.Out, "InOut": api.InOut},
     "cg": lambda: _public(stubs.cg),
     "cudadecl": lambda: _registry(templates.builtin_registry, "register", "register_attr", "register_global"),
     "cudadrv": dict,
@@ -269,6 +302,7 @@ MODULES = {
     "errors": _of_errors,
     "fp16": lambda: _public(libraries.fp16),
     "kernels": dict,
+    "kernels.transpose": lambda: {"transpose": _transpose},
     "kernels.reduction": lambda: {"Reduce": api.Reduce},
     "libdevice": lambda: _public(libraries.libdevice),
     "models": lambda: _public(core_models) | {"register_model": numba.extending.register_model},
