@@ -15,6 +15,7 @@ What a program sees
     random.py     random numbers in kernels; reduction.py: cuda.reduce
     ptx.py        the intrinsics of labkit.ptx: their names and documentation
     errors.py     what can go wrong
+    advice.py     numba-cuda's warnings, for programs that know nothing of labkit
     supported.py  the page that lists all this, data/cpu-device.md
     settings.py   environment variables, the order of threads, the time limit, the device's limits
 

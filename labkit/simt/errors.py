@@ -106,6 +106,10 @@ class LaunchError(KernelError, ValueError):
     """The launch configuration breaks a limit of the device: grid, block or shared memory."""
 
 
+class LaunchTypeError(LaunchError, TypeError):
+    """A dimension of the launch configuration is not an integer."""
+
+
 class LaunchFormError(LaunchError):
     """The launch is not written as kernel[grid, block](...)."""
 

@@ -2,7 +2,7 @@
 
 from numba.core import sigutils, types
 
-from labkit.simt import errors
+from labkit.simt import advice, errors
 from labkit.simt.kernel import DeviceFunction, Kernel
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
@@ -24,6 +24,7 @@ def jit(func_or_sig=None, device=False, **options):
     if options.get("link"):
         raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
     _check_options(**options)
+    advice.on_options(**options)
     if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
         return DeviceFunction(func_or_sig) if device else Kernel(func_or_sig, options=options)
     if device:

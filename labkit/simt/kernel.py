@@ -104,7 +104,8 @@ class Kernel:
 
     def __call__(self, *args, **kwargs):
         raise LaunchFormError(
-            f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...)"
+            f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...); the "
+            "launch configuration was not specified"
         )
 
     def __getitem__(self, configuration):

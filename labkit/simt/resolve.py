@@ -522,7 +522,7 @@ class Resolver:
             return self._call_stub(target, node)
         if is_device_function(target):
             return self._call_device(target.py_func, getattr(target, "signature", None), node)
-        resolve = self._merged if target in unsigned.CHOOSING else self.expression
+        resolve = self._merged if target in unsigned.CHOOSING else self._printed if target is print else self.expression
         arguments = [resolve(a) for a in node.args]
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
@@ -563,6 +563,13 @@ class Resolver:
             self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)",
                               problem="host function", name=name)
         self._refuse_call(node)
+
+    def _printed(self, node):
+        """An argument of print(): cuda.threadIdx and its kind are tuples there."""
+        known, obj = self.scope.static(node)
+        if known and isinstance(obj, stubs.Dim3):
+            node = at_line(ast.Tuple([ast.Attribute(node, axis, ast.Load()) for axis in "xyz"], ast.Load()), node)
+        return self.expression(node)
 
     def _refuse_call(self, node):
         name = ast.unparse(node.func)

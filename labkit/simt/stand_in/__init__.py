@@ -4,6 +4,7 @@
 a program that does not use CUDA loses no time.
 
 modules.py       what `numba.cuda` and its submodules hold
+executed.py      the text of kernels that a program makes with exec()
 environment.py   LABKIT_SIMT=1: installed as Python starts, with no change to a program or its command
 startup/         the same for the processes that a program starts
 """
@@ -41,8 +42,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return modules.Cuda(spec.name) if spec.name == NAME else modules.Submodule(spec.name)
 
     def exec_module(self, module):
-        from labkit.simt import unsigned
-        from labkit.simt.stand_in import modules
+        from labkit.simt import advice, unsigned
+        from labkit.simt.stand_in import executed, modules
 
         name, part = module.__name__, submodule(module.__name__)
         if name == MLIR:
@@ -53,6 +54,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.modules[name] = importlib.import_module(f"{NAME}.{part}".removesuffix("."))
         else:
             unsigned.switch_off()
+            advice.switch_on()
+            executed.keep_texts()
             vars(module).update(modules.MODULES.get(part, dict)())
 
 
