@@ -243,7 +243,7 @@ class Interpreter:
 
     def _assertion(self, kind, text):
         line = sys._getframe(1).f_lineno
-        self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, text))
+        self._raise(raised_error(self.program.exceptions.get(kind)), line, failure_sentence(self._spot(), kind, text))
 
     def _tick(self):
         self.ticks += 1

@@ -11,7 +11,7 @@ from numba import cloudpickle
 from numba.core import sigutils
 from numba.core.errors import NumbaError
 
-from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
+from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, check_signature, fits, host_view, passed_type
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant, is_cached
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, LaunchFormError, UnsupportedError
@@ -74,6 +74,7 @@ class Kernel:
         self._compiled = {}
         self._given = [tuple(s) for s in signatures]
         for signature in self._given:
+            check_signature(self.__name__, signature)
             self._compile(signature)
 
     def __repr__(self):
@@ -207,6 +208,7 @@ class Kernel:
         """The signature whose types the arguments reach with the fewest conversions, none of which loses much."""
         candidates = []
         for signature in self._given:
+            check_signature(self.__name__, signature)
             distances = [fits(a, ty) for a, ty in zip(args, signature, strict=True)]
             if None not in distances:
                 candidates.append((sorted(distances, reverse=True), signature))

@@ -290,7 +290,9 @@ class Resolver:
         """Keep the class and the constants of the exception, in both runs, as a GPU does."""
         raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
         known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
-        name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
+        kind = kind if known and isinstance(kind, type) and issubclass(kind, Exception) else Exception
+        name = kind.__name__
+        self.program.exceptions[name] = kind
         return at_line(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
 
     def _failure(self, kind, details):

@@ -198,7 +198,7 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
     if run.fault is not None:
         _, error, record = run.fault
         if isinstance(error, Stop):
-            raise describe(record, kernel.__name__, compiled.sites, grid, block, limit_reached) from None
+            raise describe(record, compiled, grid, block, limit_reached) from None
         if isinstance(error, Exception):
             raise unforeseen(error, kernel.py_func) from error
         raise error

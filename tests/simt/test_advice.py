@@ -45,6 +45,18 @@ try:
 except IndexError as error:
     print(error.line, np.array_equal(out, np.sin(a)))
 
+class Refused(Exception):
+    pass
+
+@cuda.jit(opt=False, debug=True)
+def refuse(a):
+    raise Refused("all")
+
+try:
+    refuse[1, 1](host)
+except Refused as error:
+    print("In function" in str(error), str(error).partition("tid=")[2])
+
 def here():
     inside = 2
     exec("found.append(inside)", {"found": found, "inside": 3})
@@ -68,7 +80,8 @@ def test_a_program_is_warned_as_by_numba_cuda_and_its_texts_are_kept(tmp_path):
     copy = "[('NumbaPerformanceWarning', 'Host', True)]"
     debug = "[('NumbaInvalidConfigWarning', 'debug=True', True)]"
     assert ran.stdout.splitlines() == [
-        f"{grid} []", f"{copy} [] []", f"{debug} [] []", "[]", "3 True", "[3, 2, 4]"
+        f"{grid} []", f"{copy} [] []", f"{debug} [] []", "[]", "3 True",
+        "True [0, 0, 0] ctaid=[0, 0, 0]: all", "[3, 2, 4]",
     ]  # fmt: skip
 
 
