@@ -53,6 +53,11 @@ class DeviceFunction:
     def __call__(self, *args, **kwargs):
         raise TypeError(f"{self.__name__} is a device function: only kernels and device functions can call it")
 
+    def __getattr__(self, name):
+        if name in _OF_GPU_CODE:
+            raise AttributeError(f"{self.__name__}.{name} describes GPU code: it needs a GPU")
+        raise AttributeError(f"a device function has no attribute {name!r}")
+
     def __repr__(self):
         return f"<device function {self.__name__}>"
 

@@ -38,6 +38,7 @@ def vectorize(ftylist_or_function=(), target="cuda", identity=None, cache=False,
     if callable(ftylist_or_function) or not ftylist_or_function:
         raise UnsupportedError("cuda.vectorize needs the signatures: @cuda.vectorize(['float32(float32)'])")
     signatures = ftylist_or_function if isinstance(ftylist_or_function, (list, tuple)) else [ftylist_or_function]
+    _check_types("vectorize", signatures)
     return lambda function: DeviceUfunc(
         function, _compiled("vectorize", function, lambda f: numba.vectorize(list(signatures))(f))
     )
@@ -52,6 +53,7 @@ def guvectorize(ftylist, signature, target="cuda", identity=None, cache=False, n
         names = ", ".join(map(repr, sorted(options)))
         raise UnsupportedError(f"The following target options are not supported: {names}")
     signatures = ftylist if isinstance(ftylist, (list, tuple)) else [ftylist]
+    _check_types("guvectorize", signatures)
     for one in signatures:
         _, returned = sigutils.normalize_signature(one)
         if returned not in (types.none, None):
@@ -61,6 +63,13 @@ def guvectorize(ftylist, signature, target="cuda", identity=None, cache=False, n
     return lambda function: DeviceGufunc(
         function, _compiled("guvectorize", function, lambda f: numba.guvectorize(list(signatures), signature)(f))
     )
+
+
+def _check_types(name, signatures):
+    for one in signatures:
+        for ty in sigutils.normalize_signature(one)[0]:
+            if isinstance(getattr(ty, "dtype", ty), (types.NPDatetime, types.NPTimedelta)):
+                raise UnsupportedError(f"cuda.{name} for {ty} is not supported by the CPU device: use int64")
 
 
 def _check_cache(cache):

@@ -1,5 +1,6 @@
 """cuda.vectorize and cuda.guvectorize: values, where results are, refusals."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -102,6 +103,10 @@ def test_refusals():
         cuda.guvectorize(["f8(f8[:], f8[:])"], "(n)->(n)")
     with pytest.raises(TypeError, match="nopython flag must be True"):
         cuda.guvectorize(["void(f8[:], f8[:])"], "(n)->(n)", nopython=False)
+    with pytest.raises(UnsupportedError, match=r"cuda\.vectorize for datetime64\[D\] is not supported"):
+        cuda.vectorize([(numba.types.NPDatetime("D"),)])
+    with pytest.raises(AttributeError, match=r"half_of\.inspect_asm describes GPU code"):
+        half_of.inspect_asm()
     with pytest.raises(TypeError, match="caching is not supported"):
         cuda.vectorize(["f8(f8)"], cache=True)
     with pytest.warns(RuntimeWarning, match="redundant"):
