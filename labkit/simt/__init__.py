@@ -17,6 +17,7 @@ What a program sees
     extending.py  numba.cuda.extending: overloads and types of a program's own
     ptx.py        the intrinsics of labkit.ptx: their names and documentation
     errors.py     what can go wrong
+    advice.py     numba-cuda's warnings, for programs that know nothing of labkit
     supported.py  the page that lists all this, data/cpu-device.md
     settings.py   environment variables, the order of threads, the time limit, the device's limits
 

@@ -117,6 +117,13 @@ def quick_arguments(args):
     return values, tuple(kinds)
 
 
+def check_signature(name, argument_types):
+    """Raises ArgumentError for a signature with records that a GPU cannot load."""
+    for ty in argument_types:
+        if isinstance(ty, types.Array) and isinstance(ty.dtype, types.Record):
+            _check_aligned(f"{name}: the type {ty} of the signature", numpy_support.as_dtype(ty.dtype))
+
+
 def _check_aligned(who, dtype):
     """A GPU loads a number of 4 bytes from a multiple of 4 only: the fields of a record must be aligned."""
     if dtype.names is None:
@@ -125,8 +132,8 @@ def _check_aligned(who, dtype):
         field, offset = dtype.fields[name][:2]
         if offset % field.alignment or dtype.itemsize % field.alignment:
             raise ArgumentError(
-                f"{who} is an array of records whose field {name!r} ({field}) stands at byte {offset} of "
-                f"{dtype.itemsize}, not at a multiple of {field.alignment}; make the dtype with align=True"
+                f"{who} is an array of records, and at the field {name!r}, byte {offset} of {dtype.itemsize}, the "
+                f"type {field} is not aligned to {field.alignment} bytes; make the dtype with align=True"
             )
         _check_aligned(who, field.base)
 

@@ -1,6 +1,5 @@
 """What can go wrong with a kernel, in CUDA's words. Messages name the kernel and, where there is one, the line."""
 
-import builtins
 import functools
 import os
 
@@ -117,6 +116,10 @@ class LaunchError(KernelError, ValueError):
     """The launch configuration breaks a limit of the device: grid, block or shared memory."""
 
 
+class LaunchTypeError(LaunchError, TypeError):
+    """A dimension of the launch configuration is not an integer."""
+
+
 class LaunchFormError(LaunchError):
     """The launch is not written as kernel[grid, block](...)."""
 
@@ -169,32 +172,24 @@ class KernelAssertionError(DeviceFault, AssertionError):
     """An assert in a kernel was false, or the kernel raised."""
 
 
-_OF_PROGRAMS = {}  # names of exceptions that are not Python's -> the classes
-
-
-def name_of_raised(kind):
-    """The name of an exception that a kernel raises, by which raised_error finds its class."""
-    name = kind.__name__
-    if getattr(builtins, name, None) is kind:
-        return name
-    while _OF_PROGRAMS.setdefault(name, kind) is not kind:  # another class of this name
-        name += "_"
-    return name
-
-
 @functools.cache
-def raised_error(kind):
-    """The class of error for an exception that a kernel raised, by its name; empty for an assert.
+def raised_error(original):
+    """The class of error for the class of an exception that a kernel raised; None for an assert.
 
     It is that exception too, so that `except ValueError` around a launch does here what it does on a GPU.
     """
-    original = _OF_PROGRAMS.get(kind) or (getattr(builtins, kind, None) if kind else None)
-    if not (isinstance(original, type) and issubclass(original, Exception)) or original in (Exception, AssertionError):
+    if original in (None, Exception, AssertionError):
         return KernelAssertionError
     try:
-        return type(f"Raised{kind}", (KernelAssertionError, original), {"__module__": __name__})
+        return type(f"Raised{original.__name__}", (KernelAssertionError, original), {"__module__": __name__})
     except TypeError:  # an exception with a layout of its own, such as OSError
         return KernelAssertionError
+
+
+def numba_message(text, *, kernel, filename, line, block, thread):
+    """What numba-cuda says of an exception that a kernel raised."""
+    where = f"In function {kernel!r}, file {os.path.abspath(filename)}, line {line}, "
+    return f"{where}tid={list(thread)} ctaid={list(block)}" + (f": {text}" if text else "")
 
 
 def failure_sentence(spot, kind, text):

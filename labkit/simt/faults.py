@@ -6,6 +6,7 @@ there is no class).
 
 import numpy as np
 
+from labkit.simt import advice
 from labkit.simt.errors import (
     BarrierError,
     BarrierWarning,
@@ -18,6 +19,7 @@ from labkit.simt.errors import (
     coordinates,
     failure_sentence,
     file_label,
+    numba_message,
     raised_error,
     short_position,
     shown_index,
@@ -26,10 +28,11 @@ from labkit.simt.runtime import fault_record
 from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD, WARNED
 
 
-def describe(record, kernel_name, sites, grid, block, limit):
+def describe(record, compiled, grid, block, limit):
     """The error for a fault record. limit: seconds, if the launch was stopped by its time limit, else None."""
     kind, make = ERRORS[int(record[CODE])]
-    fault = Fault(record, kernel_name, sites, grid, block, limit)
+    program = compiled.program
+    fault = Fault(record, program.name, compiled.sites, grid, block, limit, program.exceptions)
     return make(fault) if kind is None else fault.error(kind, make(fault))
 
 
@@ -50,12 +53,13 @@ class Fault:
     location, spot, tail: "kernel, line 7", "block 0, thread 3", " (file.py)": parts of every message
     attrs: the attributes of a DeviceFault
     text: the construct at the source line: an array, a collective, or "intrinsic|array"
+    exceptions: the classes of what the kernel raises, by name
     details: three numbers, whose meaning depends on the code
     """
 
-    def __init__(self, record, kernel_name, sites, grid, block, limit):
+    def __init__(self, record, kernel_name, sites, grid, block, limit, exceptions=None):
         _, filename, line, self.text = sites[int(record[SITE])]
-        self.record, self.limit = record, limit
+        self.record, self.limit, self.exceptions = record, limit, exceptions
         self.details = tuple(int(record[k]) for k in (COUNT, INDEX, INDEX + 1))
         padded = -(-(block[0] * block[1] * block[2]) // 32) * 32
         thread_index = coordinates(int(record[THREAD]) % padded, block)
@@ -187,7 +191,11 @@ def _warp_part(fault):
 
 def _assertion(fault):
     kind, _, text = fault.text.partition("|")
-    return fault.error(raised_error(kind), failure_sentence(fault.spot, kind, text))
+    raised = ZeroDivisionError if kind == "ZeroDivisionError" else fault.exceptions.get(kind)
+    error = fault.error(raised_error(raised), failure_sentence(fault.spot, kind, text))
+    if kind and advice.is_on:
+        error.args = (numba_message(text, **fault.attrs),)
+    return error
 
 
 def _no_step(fault):

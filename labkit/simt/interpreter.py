@@ -247,12 +247,12 @@ class Interpreter:
 
     def _assertion(self, kind, text):
         line = sys._getframe(1).f_lineno
-        self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, text))
+        self._raise(raised_error(self.program.exceptions.get(kind)), line, failure_sentence(self._spot(), kind, text))
 
     def _divisor(self, value):
         if isinstance(value, (int, float, np.floating)) and value == 0:
             line, kind = sys._getframe(1).f_lineno, "ZeroDivisionError"
-            self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, "division by zero"))
+            self._raise(raised_error(ZeroDivisionError), line, failure_sentence(self._spot(), kind, "division by zero"))
         return value
 
     def _tick(self):

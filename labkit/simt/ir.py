@@ -209,6 +209,7 @@ class Program:
     has_atomics: bool = False
     has_copies: bool = False  # cp.async
     prints: bool = False
+    exceptions: dict = field(default_factory=dict)  # the classes that it raises, by name
     spins: bool = False  # a loop may wait for another thread (spins.py)
     interpreted: str = ""  # the intrinsic that keeps the kernel from being compiled, if there is one
 

@@ -3,7 +3,7 @@
 from numba.core import sigutils, types
 from numba.core.dispatcher import Dispatcher
 
-from labkit.simt import errors
+from labkit.simt import advice, errors
 from labkit.simt.kernel import DeviceFunction, Kernel
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
@@ -25,6 +25,7 @@ def jit(func_or_sig=None, device=False, **options):
     if options.get("link"):
         raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
     _check_options(**options)
+    advice.on_options(**options)
     if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
         function = _in_python(func_or_sig)
         return DeviceFunction(function) if device else Kernel(function, options=options)

@@ -15,6 +15,7 @@ from labkit.simt.arguments import (
     TENSOR_MAP_TYPE,
     argument_value,
     as_scalar,
+    check_signature,
     fits,
     host_view,
     passed_type,
@@ -67,6 +68,11 @@ class DeviceFunction:
     def __call__(self, *args, **kwargs):
         raise TypeError(f"{self.__name__} is a device function: only kernels and device functions can call it")
 
+    def __getattr__(self, name):
+        if name in _OF_GPU_CODE:
+            raise AttributeError(f"{self.__name__}.{name} describes GPU code: it needs a GPU")
+        raise AttributeError(f"a device function has no attribute {name!r}")
+
     def __repr__(self):
         return f"<device function {self.__name__}>"
 
@@ -90,6 +96,7 @@ class Kernel:
         self._compiled, self._quick = {}, {}  # _quick: the same, by what a launch looks at first
         self._given = [tuple(s) for s in signatures]
         for signature in self._given:
+            check_signature(self.__name__, signature)
             self._compile(signature)
 
     def __repr__(self):
@@ -122,7 +129,8 @@ class Kernel:
 
     def __call__(self, *args, **kwargs):
         raise LaunchFormError(
-            f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...)"
+            f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...); the "
+            "launch configuration was not specified"
         )
 
     def __getitem__(self, configuration):
@@ -264,6 +272,7 @@ class Kernel:
         """The signature whose types the arguments reach with the fewest conversions, none of which loses much."""
         candidates = []
         for signature in self._given:
+            check_signature(self.__name__, signature)
             distances = [fits(a, ty) for a, ty in zip(args, signature, strict=True)]
             if None not in distances:
                 candidates.append((sorted(distances, reverse=True), signature))

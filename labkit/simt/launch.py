@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from labkit.simt import advice
 from labkit.simt.arguments import ArgHint, argument_value
 from labkit.simt.compiled_kernel import InterpretedKernel
-from labkit.simt.errors import ArgumentError, LaunchError
+from labkit.simt.errors import ArgumentError, LaunchError, LaunchTypeError
 from labkit.simt.settings import LIMITS
 from labkit.simt.workers import interpret, run_blocks
 
@@ -18,9 +19,10 @@ def dimensions(kernel, name, value):
     if type(value) is int and 1 <= value <= LIMITS.max_threads_per_block:  # allowed of either
         return value, 1, 1
     parts = value if isinstance(value, (tuple, list)) else (value,)
-    good = 1 <= len(parts) <= 3 and all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts)
-    if not good:
-        raise LaunchError(f"{kernel.__name__}: {name} must be an int or a tuple of up to three ints, not {value!r}")
+    if not all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts):
+        raise LaunchTypeError(f"{kernel.__name__}: {name}dim must be a sequence of integers, got {list(parts)}")
+    if not 1 <= len(parts) <= 3:
+        raise LaunchError(f"{kernel.__name__}: {name}dim must be a sequence of 1, 2 or 3 integers, got {list(parts)}")
     parts = tuple(int(p) for p in parts)
     if min(parts) < 1:
         raise LaunchError(f"{kernel.__name__}: {name} is {value!r}; every dimension must be at least 1")
@@ -73,6 +75,7 @@ class ConfiguredKernel:
         if not isinstance(sharedmem, (int, np.integer)) or sharedmem < 0:
             raise LaunchError(f"{kernel.__name__}: shared_bytes must be an int of at least 0, not {sharedmem!r}")
         self.sharedmem = int(sharedmem)
+        advice.on_grid(grid[0] * grid[1] * grid[2])
 
     # numba.cuda's names
     dispatcher = property(lambda self: self.kernel)
@@ -104,6 +107,7 @@ class ConfiguredKernel:
     def run(self, *args):
         kernel = self.kernel
         check_count(kernel, args)
+        advice.on_arguments(args)
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         if kernel.extensions:
             args = [self._extended(a, afterwards) for a in args]

@@ -17,7 +17,7 @@ from numba.core import types
 from numba.core.errors import NumbaError
 from numba.np import numpy_support
 
-from labkit.simt import errors, libraries, ptx, stubs, u32, unsigned
+from labkit.simt import libraries, ptx, stubs, u32, unsigned
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.ir import (
     BUILTINS,
@@ -307,7 +307,10 @@ class Resolver:
         raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
         known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
         is_class = known and isinstance(kind, type) and issubclass(kind, Exception)
-        name = errors.name_of_raised(kind) if is_class else "Exception"
+        kind = kind if is_class else Exception
+        name = kind.__name__
+        while self.program.exceptions.setdefault(name, kind) is not kind:  # another class of this name
+            name += "_"
         return at_line(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
 
     def _failure(self, kind, details):

@@ -309,7 +309,7 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
     if run.fault is not None:
         (rank, _), error, record = run.fault
         if isinstance(error, Stop):
-            raise describe(record, kernel.__name__, compiled.sites, grid, block, run.limit_reached) from None
+            raise describe(record, compiled, grid, block, run.limit_reached) from None
         if isinstance(error, Exception) and rank:
             raise unforeseen(error, kernel.py_func) from error
         raise error

@@ -1156,6 +1156,15 @@ def test_print(capfd):
     assert sorted(capfd.readouterr().out.split("\n"))[-2:] == ["thread 0 has 0", "thread 1 has 11"]
 
 
+def test_print_of_an_index_is_a_tuple(capfd):
+    @cuda.jit
+    def kernel():
+        print(cuda.threadIdx, cuda.blockDim)
+
+    kernel[1, (1, 2)]()
+    assert sorted(capfd.readouterr().out.split("\n"))[-2:] == ["(0, 0, 0) (1, 2, 1)", "(0, 1, 0) (1, 2, 1)"]
+
+
 def test_one_kernel_for_several_types():
     @cuda.jit
     def double(x):

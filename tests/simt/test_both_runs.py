@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import namedtuple
 
+import numba
 import numpy as np
 import pytest
 from numba import float32, int8, int32, uint8, uint32
@@ -510,7 +511,9 @@ def test_packed_records_are_refused():
         y[0] = x[0].b
 
     assert result(field[1, 1], np.ones(2, np.dtype(fields, align=True)), out(1)) == [1]
-    with pytest.raises(ArgumentError, match="field 'b' .* align=True"):
+    with pytest.raises(ArgumentError, match="field 'b', byte 1 .* type float32 is not aligned to 4 bytes"):
+        cuda.jit([(numba.from_dtype(np.dtype([("a", "i1"), ("b", "f4")]))[:],)])(field.py_func)
+    with pytest.raises(ArgumentError, match="field 'b', .* align=True"):
         field[1, 1](np.ones(2, np.dtype(fields)), out(1))
 
 

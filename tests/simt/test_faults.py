@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numba import float32, int32, int64
 
-from labkit import cuda
+from labkit import cuda, simt
 from labkit.simt import strict_barriers
 from labkit.simt.errors import (
     ArgumentError,
@@ -707,6 +707,22 @@ def test_assertions():
     assert error.line == line_of(kernel, "collective")
     assert isinstance(error, AssertionError)
     kernel[2, 32](a, 9)
+
+
+class Refused(Exception):
+    """An exception of a program's own."""
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_an_exception_of_the_programs_own_can_be_caught(interpreted):
+    @cuda.jit
+    def kernel(a):
+        if a[cuda.grid(1)] == 3:
+            raise Refused("three")
+
+    with pytest.raises(Refused, match="thread 3 raised Refused: three") as caught:
+        simt.observe(kernel[1, 8], np.arange(8)) if interpreted else kernel[1, 8](np.arange(8))
+    assert isinstance(caught.value, KernelAssertionError) and caught.value.thread == (3, 0, 0)
 
 
 def test_division_by_zero_does_not_stop_the_process():

@@ -68,6 +68,16 @@ def test_a_block_of_more_than_1024_threads_is_refused(block, threads):
         ordered[1, block](np.zeros(64, np.float32), np.zeros(64, np.float32))
 
 
+def test_a_configuration_of_something_else_than_integers_is_refused():
+    with pytest.raises(TypeError, match=r"griddim must be a sequence of integers, got \[2\.0\]") as caught:
+        ordered[2.0, 3]
+    assert isinstance(caught.value, LaunchError)
+    with pytest.raises(LaunchError, match=r"blockdim must be a sequence of 1, 2 or 3 integers, got \[3, 4, 5, 6\]"):
+        ordered[(1, 2), (3, 4, 5, 6)]
+    with pytest.raises(ValueError, match="launch configuration was not specified"):
+        ordered(0)
+
+
 @cuda.jit
 def as_much_as_asked_for(out):
     tile = cuda.shared.array(0, float32)

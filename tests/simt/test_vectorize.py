@@ -1,5 +1,6 @@
 """cuda.vectorize and cuda.guvectorize: values, where results are, refusals."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -74,7 +75,7 @@ def test_guvectorize_of_wider_arguments():
     ufunc = cuda.guvectorize(["(float32[:], float32[:])"], "(n)->()")(sums)
     result = ufunc(np.array([[0.1, 0.2], [1, 2]]))
     assert result.dtype == np.float32 and np.array_equal(result, np.array([[0.1, 0.2], [1, 2]], np.float32).sum(axis=1))
-    with pytest.raises(TypeError, match="not supported"):
+    with pytest.raises(TypeError, match="no matching signature"):
         ufunc(np.array(["text"]))
 
 
@@ -87,17 +88,57 @@ def test_numbers_take_the_declared_type():
     ufunc = cuda.vectorize(["int16(int16, int16)"])(above)
     result = ufunc(np.array([1, 20], np.int16), 15.0)
     assert result.dtype == np.int16 and result.tolist() == [0, 20]
-    with pytest.raises(TypeError, match="not supported"):
+    with pytest.raises(TypeError, match="No matching version"):
         ufunc(np.array([1, 20]), 15)
+
+
+def test_types_of_arguments_are_those_of_a_signature():
+    """As numba-cuda has it: a ufunc converts numbers alone; a gufunc converts host arrays, not device arrays."""
+    whole = np.arange(3)
+    with pytest.raises(TypeError, match=r"mixed\(int64, float32\): No matching version"):
+        mixed(whole, np.ones(3, np.float32))
+    with pytest.raises(TypeError, match="ambiguous signature"):
+        mixed(1, 2)
+    assert mixed(np.ones(3, np.float32), 2).dtype == np.float32
+
+    @cuda.guvectorize(["void(int32, int32[:], int32[:])"], "(),(t)->(t)")
+    def scaled(factor, a, out):
+        for k in range(a.size):
+            out[k] = factor * a[k]
+
+    assert np.array_equal(scaled(np.int64(2), whole), [0, 2, 4])
+    with pytest.raises(TypeError, match=r"does not support .astype\(\)"):
+        scaled(cuda.to_device(np.array(2)), whole)
+    with pytest.raises(TypeError, match="no matching signature"):
+        scaled(np.int8(2), whole)
 
 
 def test_refusals():
     with pytest.raises(UnsupportedError, match="needs the signatures"):
         cuda.vectorize(lambda x: x)
-    with pytest.raises(UnsupportedError, match="no option nonsense"):
+    with pytest.raises(KeyError, match="does not support option: 'nonsense'"):
         cuda.vectorize(["f8(f8)"], nonsense=1)
     with pytest.raises(TypeError, match="mixed takes 2 arguments, 1 given"):
         mixed(1.0)
+
+    with pytest.raises(TypeError, match=r"accepts 2 positional arguments .* or 3 .* Got 1 positional argument\."):
+        inner(np.ones(3))
+    with pytest.raises(ValueError, match="'out' as both positional and keyword"):
+        inner(np.ones(3), np.ones(3), np.ones(1), out=np.ones(1))
+    with pytest.raises(UnsupportedError, match="not supported: 'nonsense'"):
+        cuda.guvectorize(["void(f8[:], f8[:])"], "(n)->(n)", nonsense=1)
+    with pytest.raises(TypeError, match="guvectorized functions cannot return values: .* specifies float64"):
+        cuda.guvectorize(["f8(f8[:], f8[:])"], "(n)->(n)")
+    with pytest.raises(TypeError, match="nopython flag must be True"):
+        cuda.guvectorize(["void(f8[:], f8[:])"], "(n)->(n)", nopython=False)
+    with pytest.raises(UnsupportedError, match=r"cuda\.vectorize for datetime64\[D\] is not supported"):
+        cuda.vectorize([(numba.types.NPDatetime("D"),)])
+    with pytest.raises(AttributeError, match=r"half_of\.inspect_asm describes GPU code"):
+        half_of.inspect_asm()
+    with pytest.raises(TypeError, match="caching is not supported"):
+        cuda.vectorize(["f8(f8)"], cache=True)
+    with pytest.warns(RuntimeWarning, match="redundant"):
+        cuda.vectorize(["f8(f8)"], nopython=True)
 
     def by_thread(x):
         return x + cuda.grid(1)

@@ -41,7 +41,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return modules.Cuda(spec.name) if spec.name == NAME else modules.Submodule(spec.name)
 
     def exec_module(self, module):
-        from labkit.simt import unsigned
+        from labkit.simt import advice, unsigned
         from labkit.simt.stand_in import modules
 
         name, part = module.__name__, submodule(module.__name__)
@@ -53,6 +53,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.modules[name] = importlib.import_module(f"{NAME}.{part}".removesuffix("."))
         else:
             unsigned.switch_off()
+            advice.switch_on()
             vars(module).update(modules.MODULES.get(part, dict)())
 
 

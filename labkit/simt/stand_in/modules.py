@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numba
 import numba.extending
-import numpy as np
 from numba.core import imputils
 from numba.core.datamodel import models as core_models
 from numba.core.typing import templates
@@ -212,6 +211,14 @@ def _of_testing():
     def always(test):
         return test
 
+    class CUDATestCase(TestCase):
+        """A test that is not warned of its small grids and host arrays."""
+
+        def setUp(self):
+            for name in ("CUDA_LOW_OCCUPANCY_WARNINGS", "CUDA_WARN_ON_IMPLICIT_COPY"):
+                self.addCleanup(setattr, numba.config, name, getattr(numba.config, name))
+                setattr(numba.config, name, 0)
+
     run = {name: lambda reason: always for name in (
         "skip_on_cudasim", "skip_if_external_memmgr", "skip_under_cuda_memcheck", "skip_on_arm", "skip_on_wsl2",
         "skip_on_standalone_numba_cuda", "skip_if_nvjitlink_missing", "skip_on_nvjitlink_13_1_sm_120")}  # fmt: skip
@@ -222,9 +229,8 @@ def _of_testing():
     skipped |= {"skip_if_cuda_includes_missing": toolkit, "skip_if_curand_kernel_missing": toolkit}
     return {
         **run, **skipped, "skip_if_cudadevrt_missing": always, "xfail_unless_cudasim": unittest.expectedFailure,
-        "unittest": unittest, "TestCase": TestCase,
-        "CUDATestCase": type("CUDATestCase", (TestCase,), {"FLOAT16_RTOL": np.finfo(np.float16).eps}),
-        "ContextResettingTestCase": type("ContextResettingTestCase", (TestCase,), {}), "ForeignArray": ForeignArray,
+        "unittest": unittest, "TestCase": TestCase, "CUDATestCase": CUDATestCase,
+        "ContextResettingTestCase": type("ContextResettingTestCase", (CUDATestCase,), {}), "ForeignArray": ForeignArray,
         "cc_X_or_above": lambda major, minor: (major, minor) <= (9, 0), "test_data_dir": Path("data"),
     }  # fmt: skip
 
@@ -262,8 +268,9 @@ def _vectorizer(make):
     """numba.vectorize's builder for target="cuda", with `make` of labkit.simt.vectorize."""
 
     class Builder:
-        def __init__(self, function, *signature, identity=None, targetoptions=None, **_):
+        def __init__(self, function, *signature, identity=None, cache=False, targetoptions=None, **_):
             self.function, self.signature, self.types = function, signature, []
+            self.options = {"cache": cache, **(targetoptions or {})}
 
         def add(self, sig):
             self.types.append(sig)
@@ -272,7 +279,7 @@ def _vectorizer(make):
             pass
 
         def build_ufunc(self):
-            return make(self.types, *self.signature)(self.function)
+            return make(self.types, *self.signature, **self.options)(self.function)
 
     return Builder
 
