@@ -41,15 +41,14 @@ def toolchain() -> dict[str, str]:
 
 
 def texts(form: Form, targets: Iterable[str]) -> dict[str, str]:
-    """The PTX for these targets. Where labkit.ptx writes the same for two, both up to 9.0 or both from 10.0 on, so does
-    the compiler, but for the line that names the target: one text then serves for both.
-    tests/measure/test_gpu_matrix.py compares."""
+    """The PTX for these targets. Where labkit.ptx writes the same for two up to 9.0, so does the compiler, but for the
+    line that names the target: one text then serves for both. tests/measure/test_gpu_matrix.py compares."""
     changes = sorted({(0, 0), *compiling.changes(form.kernel)})
     alike: dict[tuple, list[str]] = {}  # targets that share a text
     for target in targets:
         capability = TARGETS[target].capability
         since = max(change for change in changes if change <= capability)
-        alike.setdefault((since, capability >= (10, 0)), []).append(target)
+        alike.setdefault(capability if capability >= (10, 0) else since, []).append(target)
     written = compiling.ptx_for(form.kernel, form.signature, [TARGETS[group[0]].arch for group in alike.values()])
     return {target: _named(written[TARGETS[group[0]].arch], target) for group in alike.values() for target in group}
 
