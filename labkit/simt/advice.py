@@ -1,10 +1,11 @@
 """numba-cuda's warnings about launches that cost much on a GPU, and about options that do not go together.
 
-They are off until `switch_on()`, which labkit.simt.stand_in calls: a program that was written for numba-cuda has them
-as there, by the settings of numba.config (NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS, NUMBA_CUDA_WARN_ON_IMPLICIT_COPY, and
-NUMBA_DISABLE_PERFORMANCE_WARNINGS for both).
+They are off until `switch_on()`, which labkit.simt.stand_in calls. Of time on a GPU the CPU device knows nothing, so
+warnings about that come only where a program asks for them: with NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=1 or
+NUMBA_CUDA_WARN_ON_IMPLICIT_COPY=1, or by setting these in numba.config.
 """
 
+import os
 import warnings
 
 import numpy as np
@@ -18,6 +19,9 @@ is_on = False
 def switch_on():
     global is_on
     is_on = True
+    for name in ("CUDA_LOW_OCCUPANCY_WARNINGS", "CUDA_WARN_ON_IMPLICIT_COPY"):
+        if f"NUMBA_{name}" not in os.environ:
+            setattr(config, name, 0)
 
 
 def on_grid(blocks, stacklevel=5):
@@ -33,7 +37,7 @@ def on_arguments(args):
         return
     if any(type(a) is np.ndarray for a in args):
         text = "Host array used in CUDA kernel will incur copy overhead to/from device."
-        warnings.warn(NumbaPerformanceWarning(text), stacklevel=4)
+        warnings.warn(NumbaPerformanceWarning(text), stacklevel=3)
 
 
 def on_options(debug=None, opt=None, **_):

@@ -1,5 +1,6 @@
 """What can go wrong with a kernel, in CUDA's words. Messages name the kernel and, where there is one, the line."""
 
+import builtins
 import functools
 import os
 
@@ -170,6 +171,11 @@ class DeadlockError(DeviceFault):
 
 class KernelAssertionError(DeviceFault, AssertionError):
     """An assert in a kernel was false, or the kernel raised."""
+
+
+def class_raised(name, exceptions):
+    """The class of an exception by the name in a fault record: of the kernel's own, or of Python's; None if empty."""
+    return exceptions.get(name) or getattr(builtins, name or "None", None)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from labkit.simt.errors import (
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    class_raised,
     coordinates,
     failure_sentence,
     file_label,
@@ -191,8 +192,7 @@ def _warp_part(fault):
 
 def _assertion(fault):
     kind, _, text = fault.text.partition("|")
-    raised = ZeroDivisionError if kind == "ZeroDivisionError" else fault.exceptions.get(kind)
-    error = fault.error(raised_error(raised), failure_sentence(fault.spot, kind, text))
+    error = fault.error(raised_error(class_raised(kind, fault.exceptions)), failure_sentence(fault.spot, kind, text))
     if kind and advice.is_on:
         error.args = (numba_message(text, **fault.attrs),)
     return error

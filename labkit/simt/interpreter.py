@@ -35,6 +35,7 @@ from labkit.simt.errors import (
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    class_raised,
     coordinates,
     failure_sentence,
     file_label,
@@ -247,7 +248,8 @@ class Interpreter:
 
     def _assertion(self, kind, text):
         line = sys._getframe(1).f_lineno
-        self._raise(raised_error(self.program.exceptions.get(kind)), line, failure_sentence(self._spot(), kind, text))
+        raised = raised_error(class_raised(kind, self.program.exceptions))
+        self._raise(raised, line, failure_sentence(self._spot(), kind, text))
 
     def _divisor(self, value):
         if isinstance(value, (int, float, np.floating)) and value == 0:

@@ -87,6 +87,7 @@ class ConfiguredKernel:
 
     def __call__(self, *args):
         """Runs the kernel; a stream that records (it has `record`), or the watcher, is given the launch instead."""
+        advice.on_arguments(args)
         record = getattr(self.stream, "record", None)
         if record is not None:
             record(self, args)
@@ -107,7 +108,6 @@ class ConfiguredKernel:
     def run(self, *args):
         kernel = self.kernel
         check_count(kernel, args)
-        advice.on_arguments(args)
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         if kernel.extensions:
             args = [self._extended(a, afterwards) for a in args]

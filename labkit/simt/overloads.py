@@ -23,7 +23,7 @@ from labkit.simt.typed_numbers import as_numpy
 from labkit.simt.typed_tree import with_types
 
 _OF_NUMBA = ("numba.core.", "numba.cpython.", "numba.np.", "numba.typed.", "numba.misc.", "numba.experimental.",
-             "labkit.simt.runtime.")  # fmt: skip
+             "numba.cuda.", "labkit.simt.runtime.")  # fmt: skip
 _TARGETS = ("cuda", "gpu", "generic")  # the most specific first
 
 
@@ -73,10 +73,16 @@ def overloads_of(function):
         templates = _members(len(builtin_registry.attributes)).get(function, [])
     else:
         templates = [each for each in _templates_of(function) if hasattr(each, "_overload_func")
-                     and not each._overload_func.__module__.startswith(_OF_NUMBA)]  # fmt: skip
+                     and not _registrar(each, function).startswith(_OF_NUMBA)]  # fmt: skip
     ranks = {id(each): _TARGETS.index(target) for each in templates
              if (target := each.metadata.get("target", "generic")) in _TARGETS}  # fmt: skip
     return sorted((each for each in templates if id(each) in ranks), key=lambda each: ranks[id(each)])
+
+
+def _registrar(template, function):
+    """The module that registered an overload. register_jitable makes its overload in a module of Numba."""
+    module = template._overload_func.__module__
+    return module if module != "numba.core.extending" else getattr(function, "__module__", None) or module
 
 
 def is_intrinsic(function):

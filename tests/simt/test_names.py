@@ -78,7 +78,7 @@ def test_names_of_objects(kind):
 def test_configuration_variables_of_numba_cuda():
     pytest.importorskip("numba_cuda")
     theirs = importlib.import_module("numba.cuda.core.config")
-    config = modules._configured()
+    config = modules._config()
     assert [name for name in dir(theirs) if name.startswith("CUDA_") and not hasattr(config, name)] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from numba import njit
 from numba.core import registry, types
 
-from labkit.simt import resolve, typed_numbers
+from labkit.simt import resolve, typed_arrays, typed_numbers
 from labkit.simt.interpreted_values import FUNCTIONS
 from labkit.simt.runtime import arithmetic
 from labkit.simt.runtime.signatures import signature_of, unified
@@ -92,7 +92,7 @@ def test_an_observed_number_has_the_type_and_the_value_of_a_compiled_one(name):
             x = dtype.type(value)
             if name in ("neg", "abs") and x == np.iinfo(np.int64).min:
                 continue  # undefined in compiled code
-            found, expected = OURS[name](typed_numbers.typed_scalar(x)), compiled(x)
+            found, expected = OURS[name](typed_arrays.typed_scalar(x)), compiled(x)
             assert found == expected, (given, value)
             assert typed_numbers.numba_type(type(found)) == signature_of(function, ty).return_type, (given, value)
 
