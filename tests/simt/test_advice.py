@@ -73,7 +73,7 @@ print(found)
 def test_a_program_is_warned_as_by_numba_cuda_and_its_texts_are_kept(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CUDA_")}
+    settings = os.environ | {"NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "1", "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY": "1"}
     ran = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100, env=settings)
     assert ran.returncode == 0, ran.stderr
     grid = "[('NumbaPerformanceWarning', 'Grid', True)]"
