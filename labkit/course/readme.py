@@ -1,4 +1,5 @@
-"""The generated parts of README.md, data/measured.md and data/teaching.md, and all of data/cpu-device.md.
+"""The generated parts of README.md, data/measured.md, data/teaching.md and labkit/simt/README.md, and all of
+data/cpu-device.md.
 
 The chapter map comes from course.toml, tables of times and the picture data/ladders.svg from data/measurements/*.json.
 A part stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`. labkit.course.prose refreshes
@@ -11,7 +12,7 @@ import json
 import re
 
 from labkit._common.files import read_json, read_text, write_text
-from labkit.course import prose
+from labkit.course import prose, simulator
 from labkit.course.registry import Course, CourseError, shown
 
 
@@ -130,7 +131,8 @@ def _minutes(run: dict) -> str:
 
 PARTS = {"README.md": {"chapters": chapters, "highlights": highlights},
          "data/measured.md": {"targets": targets, "measured": measured},
-         "data/teaching.md": {"grading": grading}, "data/README.md": {}}
+         "data/teaching.md": {"grading": grading}, "data/README.md": {},
+         "labkit/simt/README.md": {"programs": simulator.programs, "speed": simulator.speed, "bugs": simulator.bugs}}
 
 
 def generate(course: Course, page: str = "README.md") -> str:
