@@ -66,11 +66,14 @@ def host_view(value):
 def argument_value(kernel, name, value):
     """What compiled code is given for an argument of a launch. Raises ArgumentError for what a kernel cannot take."""
     who = f"{kernel.__name__}: argument {name!r}"
-    value = host_view(value)
+    on_device, value = isinstance(value, DeviceNDArray), host_view(value)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
         _check_aligned(who, value.dtype)
+        if on_device and not value.flags.aligned:  # an array of the host is copied to an address that is
+            raise ArgumentError(f"{who} begins at an address that is no multiple of the {value.dtype.alignment} bytes "
+                                f"to which {value.dtype} is aligned; a GPU stops at its first access")
         return value
     if isinstance(value, np.float16):
         return np.float32(value)

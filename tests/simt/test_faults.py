@@ -611,6 +611,12 @@ def test_wrong_arguments():
     fault(KernelTypeError, healthy[1, 32], read_only)
 
 
+def test_a_view_at_an_odd_address():
+    bytes_ = cuda.to_device(np.zeros(32 * 8 + 1, np.uint8))
+    assert "no multiple of the 8 bytes" in str(fault(ArgumentError, healthy[1, 32], bytes_[1:].view(np.int64)))
+    healthy[1, 32](np.zeros(32 * 8 + 1, np.uint8)[1:].view(np.int64))  # a launch copies it to an address that is
+
+
 UNSUPPORTED = {  # what stands in the kernel: what the error says
     "out[0] = [1, 2][0]": "a list", "x = {}\nout[0] = len(x)": "a dictionary", "with open('x'): pass": "with",
     "out[0] = [k for k in out][0]": "a list comp",
