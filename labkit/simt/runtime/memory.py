@@ -162,8 +162,6 @@ def store(typing_context, array, index, value, err, t, b, site):
         raise NumbaTypeError("cannot store into a read-only array")
     _check_index(index)
     value = types.unliteral(value)
-    if isinstance(value, types.Array):
-        raise NumbaTypeError("whole arrays cannot be computed with or copied in device code: write it for one element")
     if is_element(array, index):
         if typing_context.can_convert(value, array.dtype) is None:
             raise NumbaTypeError(f"cannot store a value of type {value} into an array of {array.dtype}")
@@ -177,6 +175,8 @@ def store(typing_context, array, index, value, err, t, b, site):
 
         return types.void(array, index, value, err, t, b, site), element
 
+    if isinstance(value, types.Array):
+        raise NumbaTypeError("whole arrays cannot be computed with or copied in device code: write it for one element")
     function = typing_context.resolve_value_type(operator.setitem)
     resolved = function.get_call_type(typing_context, (array, types.unliteral(index), value), {})
     parts = _parts(index)

@@ -71,7 +71,7 @@ class _Operations(typed_tree._Types):
 
     def __init__(self, program, own: set[str]):
         """own: the names of the functions whose operations are looked at; not those of the library."""
-        super().__init__(program)
+        super().__init__(program, chosen=None)
         self.own = own
         self.found: list[tuple[ast.AST, bool]] = []
 
