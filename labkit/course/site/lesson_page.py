@@ -257,6 +257,9 @@ def _size(content: bytes, extension: str) -> tuple[int, int]:
 # --- Documents -------------------------------------------------------------------------------------------------------
 
 
+_CODE_OR_LINK = re.compile(r"^```.*?^```|`[^`\n]*`|\[([^]]+)\]\(([^)]+)\)", re.DOTALL | re.MULTILINE)
+
+
 def document(root: Path, path: str, lessons: set[str], repository: str) -> tuple[str, Markup]:
     """Return the title and the HTML of a Markdown file. path: from the root of the course. Its links lead to the
     repository, if its address is known, and are plain text otherwise."""
@@ -264,6 +267,8 @@ def document(root: Path, path: str, lessons: set[str], repository: str) -> tuple
 
     def in_repository(match) -> str:
         text, target = match.groups()
+        if target is None:  # code
+            return match[0]
         if "://" in target or target.startswith("#"):
             return match[0]
         return f"[{text}]({repository}/blob/HEAD/{folder}/{target})" if repository else text
@@ -271,4 +276,4 @@ def document(root: Path, path: str, lessons: set[str], repository: str) -> tuple
     text = (root / path).read_text(encoding="utf-8")
     title, text = text.removeprefix("# ").split("\n", 1)
     text = re.sub(r"!\[[^]]*\]\([^)]*\)|<!--.*?-->", "", text)
-    return title, Markup(Markdown(lessons).html(re.sub(r"\[([^]]+)\]\(([^)]+)\)", in_repository, text)))
+    return title, Markup(Markdown(lessons).html(_CODE_OR_LINK.sub(in_repository, text)))

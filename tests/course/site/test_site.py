@@ -308,7 +308,8 @@ def test_numbers_in_words():
 def test_files_in_data_are_pages_whose_links_lead_to_the_repository(course):
     (course.root / "data").mkdir()
     (course.root / "data" / "measured.md").write_text(
-        "# Measured\n\n[How](measurements/README.md) it was done.\n\n<!-- targets: made by labkit build -->\n\n"
+        "# Measured\n\n[How](measurements/README.md) it was done.\n\n`k[1, 64](x)` launches.\n\n"
+        "<!-- targets: made by labkit build -->\n\n"
         "<details>\n<summary>All</summary>\n\n| work | ratio |\n|---|--:|\n| softmax | 1.00 |\n\n</details>\n\n"
         "<!-- end of targets -->\n\n![A picture](ladders.svg)\n")
     folder = site.write(course, repository="https://example.com/labkit").parent
@@ -316,6 +317,7 @@ def test_files_in_data_are_pages_whose_links_lead_to_the_repository(course):
     assert "<h1>Measured</h1>" in text and "<td>softmax</td>" in text and "<summary>All</summary>" in text
     assert "made by labkit build" not in text and "ladders.svg" not in text
     assert 'href="https://example.com/labkit/blob/HEAD/data/measurements/README.md"' in text
+    assert "<code>k[1, 64](x)</code> launches" in text
     assert 'href="measured.html"' in (folder / "index.html").read_text(encoding="utf-8")
     assert not site.broken_links(folder)
     found = (folder / "passages.js").read_text(encoding="utf-8")
