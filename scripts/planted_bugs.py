@@ -191,7 +191,7 @@ def missing_barrier(mended):
     return kernel[1, 64], counting(64), zeros(64)
 
 
-@bug("a missing barrier at the end of a loop: the next tile overwrites what is still read")
+@bug("a missing barrier at the end of a loop: the next tile overwrites values that are still being read")
 def missing_second_barrier(mended):
     @cuda.jit(lineinfo=True)
     def kernel(x, out):

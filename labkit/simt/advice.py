@@ -1,8 +1,8 @@
 """numba-cuda's warnings about launches that cost much on a GPU, and about options that do not go together.
 
-They are off until `switch_on()`, which labkit.simt.stand_in calls. Of time on a GPU the CPU device knows nothing, so
-warnings about that come only where a program asks for them: with NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=1 or
-NUMBA_CUDA_WARN_ON_IMPLICIT_COPY=1, or by setting these in numba.config.
+They are off until `switch_on()`, which labkit.simt.stand_in calls. The CPU device knows nothing of a GPU's speed, so a
+program has to ask for the warnings about it: with NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=1 or
+NUMBA_CUDA_WARN_ON_IMPLICIT_COPY=1, or by setting these in numba.config once numba.cuda is imported.
 """
 
 import os
@@ -18,6 +18,8 @@ is_on = False
 
 def switch_on():
     global is_on
+    if is_on:  # a later import of a submodule leaves the settings of the program alone
+        return
     is_on = True
     for name in ("CUDA_LOW_OCCUPANCY_WARNINGS", "CUDA_WARN_ON_IMPLICIT_COPY"):
         if f"NUMBA_{name}" not in os.environ:

@@ -170,7 +170,7 @@ class Context:
         pass
 
     def can_access_peer(self, peer_context) -> bool:
-        """Whether this device reaches the memory of another one, of which there is none."""
+        """Return whether this device can access the memory of another. There is no other."""
         return False
 
     def __getattr__(self, name):

@@ -96,3 +96,15 @@ def test_labkits_own_programs_are_not_warned(recwarn):
 
     store[1, 1](np.zeros(1))
     assert not recwarn.list
+
+
+def test_settings_of_a_program_outlast_a_later_import():
+    program = ("from labkit.simt import stand_in; stand_in.install()\n"
+               "from numba import config, cuda\n"
+               "before = config.CUDA_WARN_ON_IMPLICIT_COPY\n"
+               "config.CUDA_WARN_ON_IMPLICIT_COPY = 1\n"
+               "import numba.cuda.random\n"
+               "print(before, config.CUDA_WARN_ON_IMPLICIT_COPY)")
+    settings = {name: value for name, value in os.environ.items() if name != "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY"}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=settings)
+    assert (ran.stdout, ran.returncode) == ("0 1\n", 0), ran.stderr

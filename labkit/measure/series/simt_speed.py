@@ -23,7 +23,7 @@ import numpy as np
 
 from labkit._common import paths
 from labkit._common.files import write_text
-from labkit.measure.series.simt_programs import (
+from labkit.measure.series.simt_kernels import (
     NUMBAS,
     OURS,
     PAIRS,
@@ -153,7 +153,7 @@ class _Device:
         self.process.wait()
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measuring
 
 
 def _spread(values):

@@ -2,8 +2,8 @@
 
 Numba's own way is made for functions that allocate, are called by others and take Python objects. A kernel does none of
 that, so its code is optimised once, for a short compile; device functions are handed to LLVM with the kernel alone;
-shared functions of the runtime are called where they are, in this process; and the arguments of a launch lie in memory
-as the code reads them, in place of a wrapper that takes Python objects apart.
+shared functions of the runtime are called by their addresses in this process; and the arguments of a launch are packed
+into memory in the layout that the code reads, so no wrapper has to unpack Python objects.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class NativeKernel:
         return cls(library, fndesc.llvm_cpython_wrapper_name, [each for each in environments if each is not None])
 
     def state(self):
-        """What `from_state` makes it of in another process; None if it holds what is of this process alone."""
+        """Return what `from_state` rebuilds it from in another process; None if it holds addresses of this one."""
         library = self.library
         if library.has_dynamic_globals or not all(each.can_cache() for each in self.environments):
             return None

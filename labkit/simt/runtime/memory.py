@@ -217,7 +217,7 @@ def axis(typing_context, array, k, index, err, t, b, site):
 
 @intrinsic
 def divisor(typing_context, value, err, t, b, site):
-    """What is divided by: faults where it is 0."""
+    """Return the divisor; a fault if it is 0."""
 
     def codegen(context, builder, signature, arguments):
         zero = ir.Constant(arguments[0].type, 0)

@@ -6,19 +6,19 @@ import json
 import numpy as np
 import pytest
 
-from labkit.measure.series import simt_programs, simt_speed
+from labkit.measure.series import simt_kernels, simt_speed
 from labkit.simt import api as cuda
 
 pytestmark = pytest.mark.cpu_device
 
 
 def test_two_hundred_kernels_are_different_and_repeat():
-    drawn = [simt_programs.program(k) for k in range(200)]
-    assert len(set(drawn)) == 200 and drawn == [simt_programs.program(k) for k in range(200)]
-    assert {simt_programs.kind(k) for k in range(200)} == set(simt_programs.KINDS)
+    drawn = [simt_kernels.program(k) for k in range(200)]
+    assert len(set(drawn)) == 200 and drawn == [simt_kernels.program(k) for k in range(200)]
+    assert {simt_kernels.kind(k) for k in range(200)} == set(simt_kernels.KINDS)
 
 
-@pytest.mark.parametrize("name", simt_programs.PAIRS)
+@pytest.mark.parametrize("name", simt_kernels.PAIRS)
 def test_a_kernel_computes_what_its_loop_does(name, tmp_path):
     """beside_loop compares them."""
     taken = simt_speed.beside_loop(cuda, tmp_path, name, 0)
@@ -27,7 +27,7 @@ def test_a_kernel_computes_what_its_loop_does(name, tmp_path):
 
 @pytest.mark.parametrize("k", range(10))
 def test_a_kernel_of_each_kind_writes_its_output(k, tmp_path):
-    taken = simt_speed.drawn(cuda, simt_programs.OURS, tmp_path, k, 128, 1)
+    taken = simt_speed.drawn(cuda, simt_kernels.OURS, tmp_path, k, 128, 1)
     out = np.array(taken["out"])
     assert out.shape == (128,) and np.isfinite(out).all() and out.any()
 
@@ -65,4 +65,4 @@ def test_what_is_recorded(tmp_path):
     found = json.loads(path.read_text(encoding="utf-8"))
     assert [each["kernels"] for each in found["ratios"]] == [2, 2, 1, 1, 1, 1]
     assert not found["differ"] and all(each["agree"] for each in found["rows"])
-    assert [each["name"] for each in found["loops"]] == [*simt_programs.PAIRS] and found["machine"]["numba-cuda"]
+    assert [each["name"] for each in found["loops"]] == [*simt_kernels.PAIRS] and found["machine"]["numba-cuda"]

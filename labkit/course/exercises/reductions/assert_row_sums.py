@@ -145,7 +145,7 @@ def _through_out(x, out):
         row += cuda.gridDim.x
 
 
-# What the test is given: the kernel, and what is wrong with it.
+# (kernel, its bug): the test has to reject those with a bug and accept the others.
 KERNELS = (
     (_tree(), ""),
     (_by_shuffles, ""),
