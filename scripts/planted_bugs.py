@@ -15,10 +15,12 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+os.environ.setdefault("LABKIT_DEVICE", "cpu")  # what observe needs; compute-sanitizer's processes set their own
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -28,6 +30,9 @@ from labkit.measure.sanitizer import summary  # noqa: E402
 RECORD = ROOT / "data" / "planted_bugs.json"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 TIMEOUT_S = 120
+AT_ONCE = 6  # processes, each with a context of its own
+ON_GPU = {**os.environ, "LABKIT_DEVICE": "gpu",
+          "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 BUGS = {}
 
 
@@ -439,7 +444,7 @@ def sanitized(name, tool):
     command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", sys.executable, __file__, "--launch"]
     try:
         done = subprocess.run([*command, name], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT,
-                              env={**os.environ, "LABKIT_DEVICE": "gpu", "PYTHONPATH": str(ROOT)})  # fmt: skip
+                              env=ON_GPU)  # fmt: skip
         errors, lines = summary(done.stdout + done.stderr)
     except subprocess.TimeoutExpired:
         return {"problem": f"not done after {TIMEOUT_S} s"}
@@ -449,13 +454,20 @@ def sanitized(name, tool):
     return {"errors": errors, "line_named": any(f"planted_bugs.py:{number}" in line for line in lines), "says": says}
 
 
-def recorded(name, sanitizer):
+def all_sanitized():
+    """{bug: {tool: what it says}}, several processes at a time."""
+    pairs = [(name, tool) for name in BUGS for tool in TOOLS]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        says = dict(zip(pairs, pool.map(lambda pair: sanitized(*pair), pairs), strict=True))
+    return {name: {tool: says[name, tool] for tool in TOOLS} for name in BUGS}
+
+
+def recorded(name):
     number, text = line_of(BUGS[name][1])
     found = observed(name)
     entry = {"name": name, "bug": BUGS[name][0], "line": text, "simt": None}
     if found:
         entry["simt"] = {"as": found["as"], "line_named": number in found["lines"], "says": found["says"]}
-    entry["compute_sanitizer"] = {tool: sanitized(name, tool) for tool in TOOLS} if sanitizer else "not run"
     return entry
 
 
@@ -478,13 +490,14 @@ def main():
         configured, *args = BUGS[given.launch][1](False)
         configured(*args)
         return cuda.synchronize()
-    entries = [recorded(name, given.sanitizer) for name in BUGS]
+    says = all_sanitized() if given.sanitizer else dict.fromkeys(BUGS, "not run")
+    entries = [{**recorded(name), "compute_sanitizer": says[name]} for name in BUGS]
     print(table(entries))
     record = {"date": datetime.date.today().isoformat(), "bugs": entries}
     if given.sanitizer:
-        from labkit import measure
-
-        record["machine"] = measure.machine()
+        machine = "import json; from labkit import measure; print(json.dumps(measure.machine()))"
+        done = subprocess.run([sys.executable, "-c", machine], capture_output=True, text=True, check=True, env=ON_GPU)
+        record["machine"] = json.loads(done.stdout)
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
