@@ -11,7 +11,9 @@ Numba's, so a pass over a function's IR puts its own in their place; the same pa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import operator
 import sys
 
 import numba
@@ -21,6 +23,7 @@ from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm, memref
 from numba_cuda_mlir.cuda import libdevice
 from numba_cuda_mlir.extending import lower_builtin, overload, typing_registry
 from numba_cuda_mlir.lowering import cuda as lowering
+from numba_cuda_mlir.lowering import math
 from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of
 from numba_cuda_mlir.mlir_lowering import MLIRLower
 from numba_cuda_mlir.numba_cuda import compiler, stubs, types
@@ -152,6 +155,19 @@ def _dynamic_shared_memory(builder, kind):
     return view
 
 
+def _with_itemsize(lower_attribute):
+    """Give an array's itemsize; as it comes, it is typed and then not lowered."""
+
+    @functools.wraps(lower_attribute)
+    def lowered(builder, target, value, name):
+        if name != "itemsize" or not isinstance(builder.get_numba_type(value.name), types.Array):
+            return lower_attribute(builder, target, value, name)
+        nbytes = get_type_size_bytes(builder.load_var(value).type.element_type)
+        builder.store_var(target, arith.constant(mlir.IntegerType.get_signless(64), nbytes))
+
+    return lowered
+
+
 def _alignment(builder) -> int:
     """The largest alignment that a shared array of the function asks for, in bytes."""
     asked = [variable for block in builder.func_ir.blocks.values() for statement in block.find_insts(ir.Assign)
@@ -169,6 +185,11 @@ def cuda():
     builder = compiler.DefaultPassBuilder
     builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
     MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
+    MLIRLower.lower_getattr_assign = _with_itemsize(MLIRLower.lower_getattr_assign)
+    # As it comes, NaN != NaN is false: the comparison is one of numbers that are ordered.
+    operators = math._operator_mapping()
+    unequal = functools.partial(arith.cmpf, arith.CmpFPredicate.UNE)
+    operators[operator.ne] = dataclasses.replace(operators[operator.ne], float=unequal)
     MLIRLower.lower_arg_assign = _contiguous(MLIRLower.lower_arg_assign)
     lowering.cuda_static_shared_memory = _aligned(lowering.cuda_static_shared_memory)
     tools.resolve_gpu_target = _with_all_features(tools.resolve_gpu_target)

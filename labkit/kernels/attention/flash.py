@@ -131,7 +131,10 @@ class FlashTile:
         """The blocks for which an SM has registers and shared memory."""
         if self.size > 64 and self.queries > 4 or self.size > 128:
             return 1
-        return max(1, min({1: 4, 2: 4, 4: 3}.get(self.queries, 2), 233_472 // (self.shared_bytes + 1024)))
+        most = {1: 4, 2: 4, 4: 3}.get(self.queries, 2)
+        if self.queries == 1 and self.size >= 64 and gpus.target().capability != (9, 0):
+            most = 3  # code for other GPUs takes more registers, and would spill
+        return max(1, min(most, 233_472 // (self.shared_bytes + 1024)))
 
 
 def make_flash_steps(tile: FlashTile):
