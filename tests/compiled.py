@@ -6,9 +6,12 @@ import re
 import pytest
 from numba import types
 
-from labkit.device import compiling
+from labkit.device import compiler, compiling
 
 HOPPER = (9, 0, "a")  # the variant that has wgmma
+
+# Of a test on the order of a kernel's instructions, or on how often the compiler unrolls.
+numba_cudas_code = pytest.mark.skipif(compiler.is_mlir(), reason="numba-cuda-mlir arranges the code otherwise")
 
 
 @functools.cache

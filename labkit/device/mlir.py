@@ -17,14 +17,15 @@ import operator
 import sys
 
 import numba
+from cuda.bindings import nvjitlink
 from numba_cuda_mlir import decorators, tools
 from numba_cuda_mlir._mlir import ir as mlir
-from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm, memref
+from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm, memref, nvvm
 from numba_cuda_mlir.cuda import libdevice
 from numba_cuda_mlir.extending import lower_builtin, overload, typing_registry
 from numba_cuda_mlir.lowering import cuda as lowering
 from numba_cuda_mlir.lowering import math
-from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of
+from numba_cuda_mlir.lowering_utilities import get_type_size_bytes, index_of, int_of
 from numba_cuda_mlir.mlir_lowering import MLIRLower
 from numba_cuda_mlir.numba_cuda import compiler, stubs, types
 from numba_cuda_mlir.numba_cuda.core import ir
@@ -129,6 +130,7 @@ def _without_gaps(array, ndim: int):
     return memref.cast(array.type, same)
 
 
+NVJITLINK = (13, 1)  # the oldest that works
 DYNAMIC = "labkit_dynamic_shared"  # the name in the PTX
 
 
@@ -179,9 +181,10 @@ def _alignment(builder) -> int:
 @functools.cache
 def cuda():
     """The module numba_cuda_mlir.cuda, with what the course needs put in place. Raises ImportError where it is not
-    installed."""
+    installed, or where nvJitLink, which it links kernels with, is too old."""
     from numba_cuda_mlir import cuda
 
+    _check_linker()
     builder = compiler.DefaultPassBuilder
     builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
     MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
@@ -196,6 +199,19 @@ def cuda():
     decorators._DEFAULT_INLINE_MAX_STATEMENTS = sys.maxsize  # what it leaves as a call loses its shared arrays
     cuda.rsqrt = rsqrt
     return cuda
+
+
+def _check_linker() -> None:
+    """nvJitLink 13.0 makes the alignment of dynamic shared memory that of the static arrays; TMA would fault."""
+    try:
+        version = nvjitlink.version()
+    except (RuntimeError, nvjitlink.nvJitLinkError):  # not installed: the driver links
+        return
+    if version < NVJITLINK:
+        raise ImportError(f"numba-cuda-mlir links kernels with nvJitLink {'.'.join(map(str, version))}, which puts "
+                          f"dynamic shared memory at any multiple of 16 bytes; the first release that does not is "
+                          f"{'.'.join(map(str, NVJITLINK))}: pip install 'nvidia-nvjitlink>={NVJITLINK[0]}."
+                          f"{NVJITLINK[1]}'")
 
 
 def rsqrt(x):
@@ -227,6 +243,30 @@ def _unsigned(operation):
 for _kind in (types.uint8, types.uint16, types.uint32, types.uint64):
     lower_builtin(min, _kind, _kind)(_unsigned(arith.minui))
     lower_builtin(max, _kind, _kind)(_unsigned(arith.maxui))
+
+
+def _shuffled_by_halves(shuffle):
+    """A shuffle of 64 bits as two of 32; as it comes, an integer loses its upper half and a float64 its precision."""
+
+    def lowered(builder, target, args, kwargs):
+        mask, value, lanes = builder.load_vars(args)
+        i32, i64 = (mlir.IntegerType.get_signless(bits) for bits in (32, 64))
+        bits = arith.bitcast(i64, value) if value.type != i64 else value
+        clamp = arith.constant(i32, 0 if shuffle == nvvm.ShflKind.up else 31)
+        low, high = (nvvm.shfl_sync(int_of(mask, i32), half, int_of(lanes, i32), clamp, shuffle) for half in
+                     (arith.trunci(i32, bits), arith.trunci(i32, arith.shrui(bits, arith.constant(i64, 32)))))
+        upper = arith.shli(arith.extui(i64, high), arith.constant(i64, 32))
+        together = arith.ori(upper, arith.extui(i64, low))
+        builder.store_var(target, together if value.type == i64 else arith.bitcast(value.type, together))
+
+    return lowered
+
+
+for _name, _shuffle in (("shfl_sync", "idx"), ("shfl_up_sync", "up"), ("shfl_down_sync", "down"),
+                        ("shfl_xor_sync", "bfly")):
+    for _kind in (types.int64, types.uint64, types.float64):
+        lower_builtin(getattr(lowering.cuda, _name), types.Integer, _kind, types.Integer)(
+            _shuffled_by_halves(getattr(nvvm.ShflKind, _shuffle)))
 
 
 @overload(rsqrt, typing_registry=typing_registry, inline="always")

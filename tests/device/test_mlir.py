@@ -253,6 +253,33 @@ def test_extremes_of_unsigned_numbers_are_unsigned():
     assert "min.u32" in text and "max.u32" in text
 
 
+@cuda.jit
+def comparisons_and_sizes(x, out):
+    if x[0] != x[0]:
+        out[0] = uint32(x.itemsize)
+
+
+def test_nan_differs_from_itself_and_arrays_have_an_itemsize():
+    text = ptx_of(comparisons_and_sizes, FLOATS, WORDS)
+    assert re.search(r"setp\.(num|nan|neu)\.f32", text) and re.search(r"\b4;", text)
+
+
+@cuda.jit
+def shuffled(x, out):
+    out[0] = cuda.shfl_xor_sync(0xFFFFFFFF, x[0], 1)
+    out[1] = cuda.shfl_up_sync(0xFFFFFFFF, x[0], 1)
+    out[2] = cuda.shfl_down_sync(0xFFFFFFFF, x[0], 1)
+    out[3] = cuda.shfl_sync(0xFFFFFFFF, x[0], 1)
+
+
+@pytest.mark.parametrize("kind", [types.int64, types.uint64, types.float64], ids=str)
+def test_shuffles_move_all_64_bits(kind):
+    text = ptx_of(shuffled, kind[::1], kind[::1])
+    modes = re.findall(r"shfl\.sync\.(\w+)\.b32 %r\d+, %r\d+, 1, (\d+), -1;", text)
+    assert modes == [(mode, clamp) for mode, clamp in (("bfly", "31"), ("up", "0"), ("down", "31"), ("idx", "31"))
+                     for _ in range(2)] and "cvt.rn.f32" not in text
+
+
 # --- The cache, and launches without a GPU ----------------------------------------------------------------------------
 
 

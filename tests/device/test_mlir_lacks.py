@@ -145,6 +145,50 @@ def test_extremes_of_unsigned_numbers_are_unsigned():
 
 
 @lacks
+def test_nan_differs_from_itself():
+    """`!=` compares numbers that are ordered, so that it is false of NaN: `x != x` becomes nothing."""
+    assert re.search(r"setp\.(num|nan|neu)", ptx_of("""
+        @cuda.jit
+        def kernel(a):
+            if a[0] != a[0]:
+                a[1] = float32(1)
+        show(kernel, floats)"""))
+
+
+@lacks
+def test_shuffles_of_64_bits():
+    """They exchange the lower 32 bits of an integer, and a float64 as a float32."""
+    assert ptx_of("""
+        @cuda.jit
+        def kernel(a):
+            a[0] = cuda.shfl_xor_sync(0xFFFFFFFF, a[0], 1)
+        show(kernel, types.Array(int64, 1, "C"))""").count("shfl.sync") == 2
+
+
+@lacks
+def test_an_array_has_an_itemsize():
+    """"getattr(array(float32, 1d, C), attr='itemsize')": it is typed and not lowered."""
+    assert "st.global" in ptx_of("""
+        @cuda.jit
+        def kernel(a):
+            a[0] = float32(a.itemsize)
+        show(kernel, floats)""")
+
+
+@lacks
+def test_a_loop_over_a_tuple_of_constants_needs_no_memory():
+    """It reads them from local memory, one a round: as in a reduction by shuffles. Nothing is done about it."""
+    assert ".local" not in ptx_of("""
+        @cuda.jit
+        def kernel(a):
+            x = a[cuda.threadIdx.x]
+            for distance in (16, 8, 4, 2, 1):
+                x += cuda.shfl_xor_sync(0xFFFFFFFF, x, distance)
+            a[cuda.threadIdx.x] = x
+        show(kernel, floats)""")
+
+
+@lacks
 def test_an_unsigned_index_reaches_the_second_half_of_its_range():
     """a[uint32(2**31)] is read before the array: the index is extended as a signed number."""
     assert "mul.wide.s32" not in (text := ptx_of("""

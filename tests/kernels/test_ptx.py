@@ -18,7 +18,7 @@ from labkit.kernels import steps
 from labkit.kernels.agree import to_device
 from labkit.measure.ops import all_ops
 from tests import spills
-from tests.compiled import ptx_of
+from tests.compiled import numba_cudas_code, ptx_of
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
@@ -126,6 +126,7 @@ def test_kernels_keep_to_their_registers(compiler, launcher, op):
             assert taken["spill_bytes"] <= most, f"{kernel.__name__} spills, with {taken['registers']} registers"
 
 
+@numba_cudas_code
 def test_the_inner_loop_of_the_naive_product_is_short():
     """Of four multiply-adds, unrolled by the compiler: Numba's range(K) would take 87 instructions."""
     (op,) = [op for op in all_ops() if op.name == "matmul"]

@@ -15,7 +15,7 @@ from labkit.kernels.ops.one_row import layer, norm_row
 from labkit.kernels.ops.one_row_attended import ONE_ROW_ATTENDED, ONE_ROW_ATTENDED_HALF
 from labkit.kernels.ops.one_row_logits import ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF
 from labkit.measure.ops import op as registered
-from tests.compiled import ptx_of, resources_of
+from tests.compiled import numba_cudas_code, ptx_of, resources_of
 
 OPS = [registered(f"one_row_{name}{half}") for half in ("", "_half") for name in ("gelu", "residual", "qkv")]
 OPS += [ONE_ROW_ATTENDED, ONE_ROW_LOGITS, ONE_ROW_ATTENDED_HALF, ONE_ROW_LOGITS_HALF]
@@ -133,6 +133,7 @@ def test_keys_and_values_are_asked_for_together(half, early):
     assert resources_of(text)["registers"] <= 128
 
 
+@numba_cudas_code
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])

@@ -14,7 +14,7 @@ from labkit.kernels.linear import streamed
 from labkit.kernels.linear.bf16 import arrange_gate_up
 from labkit.kernels.linear.streamed import by_tensor_cores, by_thread, by_warp, by_wide_warp, check_linear, make_tensor
 from labkit.kernels.ops.linear_bf16 import STREAMED_LINEAR, layer, linear_tolerance, sum_error
-from tests.compiled import ptx_of, resources_of
+from tests.compiled import numba_cudas_code, ptx_of, resources_of
 
 
 @pytest.mark.sampled(2)
@@ -162,6 +162,7 @@ def test_refusals_name_the_argument():
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
+@numba_cudas_code
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tokens", "rows", "most"), [(1, 1, 64), (2, 1, 128), (2, 2, 128), (4, 2, 128)])
 def test_eight_loads_of_weights_are_on_their_way_before_the_first_product(tokens, rows, most):
