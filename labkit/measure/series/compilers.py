@@ -233,7 +233,7 @@ def _asked(child: _Child, command: str, *arguments):
 
 
 def compilers(names=None, *, chosen=tuple(compiler.PACKAGES), rounds: int = ROUNDS,
-              budget_s: float = 450) -> dict | None:
+              budget_s: float = 330) -> dict | None:
     """Check and time every rung by each compiler, in turns. names: of operations; all if left out.
 
     Returns {"rows": [{"op", "rung", "us": {compiler: a median for each round}, "compile_s": {compiler: s},
