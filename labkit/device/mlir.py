@@ -18,7 +18,7 @@ import sys
 
 import numba
 from cuda.bindings import nvjitlink
-from numba_cuda_mlir import decorators, tools
+from numba_cuda_mlir import decorators, lowering_utilities, tools
 from numba_cuda_mlir._mlir import ir as mlir
 from numba_cuda_mlir._mlir.dialects import arith, builtin, llvm, memref, nvvm
 from numba_cuda_mlir.cuda import libdevice
@@ -157,6 +157,17 @@ def _dynamic_shared_memory(builder, kind):
     return view
 
 
+def _address_space(space_of):
+    """Where an array is that may be anywhere: one of a tuple or of a variable that is assigned to twice is not said to
+    be in shared memory. As it comes, atomics take it for global."""
+
+    @functools.wraps(space_of)
+    def space(kind):
+        return 0 if kind.memory_space is None else space_of(kind)
+
+    return space
+
+
 def _with_itemsize(lower_attribute):
     """Give an array's itemsize; as it comes, it is typed and then not lowered."""
 
@@ -188,6 +199,7 @@ def cuda():
     builder = compiler.DefaultPassBuilder
     builder.define_untyped_pipeline = _with_pass(builder.define_untyped_pipeline)
     MLIRLower._request_dynamic_shared_memory = _dynamic_shared_memory
+    lowering_utilities.memref_llvm_address_space = _address_space(lowering_utilities.memref_llvm_address_space)
     MLIRLower.lower_getattr_assign = _with_itemsize(MLIRLower.lower_getattr_assign)
     # As it comes, NaN != NaN is false: the comparison is one of numbers that are ordered.
     operators = math._operator_mapping()

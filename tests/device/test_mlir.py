@@ -280,6 +280,19 @@ def test_shuffles_move_all_64_bits(kind):
                      for _ in range(2)] and "cvt.rn.f32" not in text
 
 
+@cuda.jit
+def counted_in_a_tuple(out):
+    bins = cuda.shared.array(32, uint32), cuda.shared.array(64, uint32)
+    cuda.atomic.add(bins[0], 3, uint32(1))
+    cuda.syncthreads()
+    cuda.atomic.add(out, 0, bins[0][3])
+
+
+def test_atomics_go_where_the_array_is():
+    text = ptx_of(counted_in_a_tuple, WORDS)
+    assert text.count("atom.shared.add.u32") == 1 and text.count("atom.global.add.u32") == 1
+
+
 # --- The cache, and launches without a GPU ----------------------------------------------------------------------------
 
 

@@ -166,6 +166,19 @@ def test_shuffles_of_64_bits():
 
 
 @lacks
+def test_atomics_on_a_shared_array_of_a_tuple_are_of_shared_memory():
+    """They are of global memory, at address 0."""
+    assert "atom.global" not in ptx_of("""
+        @cuda.jit
+        def kernel(a):
+            bins = cuda.shared.array(32, uint32), cuda.shared.array(64, uint32)
+            cuda.atomic.add(bins[0], 3, uint32(1))
+            cuda.syncthreads()
+            a[0] = bins[0][3]
+        show(kernel, words)""")
+
+
+@lacks
 def test_an_array_has_an_itemsize():
     """"getattr(array(float32, 1d, C), attr='itemsize')": it is typed and not lowered."""
     assert "st.global" in ptx_of("""
