@@ -35,8 +35,10 @@ def lacks(capability: tuple[int, int], needs: tuple | None) -> str:
 
 
 def of(*kernels) -> tuple | None:
-    """The least compute capability that runs all of these kernels; None if every supported GPU does."""
-    needed = [need for kernel in kernels for name in instructions(built(kernel)) if (need := INTRINSICS[name].needs)]
+    """The least compute capability that runs all of these kernels; None if every supported GPU does. Nothing is known
+    of kernels in other languages than Numba's."""
+    kernels = [kernel for kernel in map(built, kernels) if hasattr(kernel, "py_func")]
+    needed = [need for kernel in kernels for name in instructions(kernel) if (need := INTRINSICS[name].needs)]
     return max(needed, default=None)
 
 

@@ -16,7 +16,9 @@ from labkit import device, measure
 from labkit._common import paths
 from labkit._common.errors import UserError
 from labkit._common.files import read_json, write_text
+from labkit.kernels.op import Op
 from labkit.measure import validate
+from labkit.measure.ops import HOMES, op
 from labkit.measure.recorded import shared_folder
 
 DIGITS = 8  # of numbers; a time has fewer that mean something
@@ -42,9 +44,11 @@ def write(ops: Sequence[str] = ()) -> tuple[Path, str]:
 
 def shared(recording: Mapping, machine: Mapping, ops: Sequence[str] = ()) -> dict:
     """The ladders of a recording that this machine measured with the driver and the versions that it has now, reduced
-    to what a shared file holds."""
-    chosen = {name: [_ladder(ladder) for ladder in ladders if _same(ladder["machine"], machine)]
-              for name, ladders in recording["ops"].items() if not ops or name in ops}
+    to what a shared file holds. What labkit no longer has is left out: operations, rungs, baselines, and
+    sizes by other axes."""
+    chosen = {name: [_ladder(ladder, op(name)) for ladder in ladders
+                     if _same(ladder["machine"], machine) and ladder["size"].keys() == op(name).work.timed.keys()]
+              for name, ladders in recording["ops"].items() if name in HOMES and (not ops or name in ops)}
     chosen = {name: ladders for name, ladders in chosen.items() if ladders}
     if missing := [name for name in ops if name not in chosen]:
         raise UserError(f"nothing of {', '.join(missing)} is recorded on this machine as it is now; first run `labkit "
@@ -62,12 +66,13 @@ def _same(one: Mapping, other: Mapping) -> bool:
     return all(one.get(key) == other.get(key) for key in validate.MACHINE if key != "date")
 
 
-def _ladder(ladder: Mapping) -> dict:
+def _ladder(ladder: Mapping, operation: Op) -> dict:
+    kinds = validate.kinds_of(operation)
     skipped = {name: why if validate.may_be_shared(why) else validate.NOT_TIMED
-               for name, why in ladder.get("skipped", {}).items()}
+               for name, why in ladder.get("skipped", {}).items() if name in kinds}
     kept = {**_only(ladder, validate.LADDER), "machine": _only(ladder["machine"], validate.MACHINE),
             "limits": _only(ladder["limits"], validate.LIMITS), "skipped": skipped,
-            "rows": [_only(row, validate.ROW) for row in ladder["rows"]]}
+            "rows": [_only(row, validate.ROW) for row in ladder["rows"] if kinds.get(row["name"]) == row["kind"]]}
     return _rounded(kept)
 
 

@@ -405,6 +405,13 @@ def _of_operations(recording: Mapping) -> Iterator[str]:
             yield from (f"{label}: {problem}" for problem in _of_operation(ladder, operation, recording))
 
 
+def kinds_of(operation: Op) -> dict[str, str]:
+    """{the name of a rung or baseline: the kind of its rows}."""
+    kinds = {each.__name__: "rung" for each in operation.rungs}
+    return kinds | {form.title: "host" if each.library == "numpy" else "baseline" for each in operation.baselines
+                    for form in forms(each)}
+
+
 def _of_operation(ladder: Mapping, operation: Op, recording: Mapping) -> Iterator[str]:
     """Yield what is not so in this version of labkit, and times that no GPU can take."""
     gpu = recording["machine"]["device"]
@@ -432,9 +439,7 @@ def _of_operation(ladder: Mapping, operation: Op, recording: Mapping) -> Iterato
     for key, value in expected.items():
         if ladder[key] != value and not (isinstance(value, float) and math.isclose(ladder[key], value, rel_tol=1e-6)):
             yield f"{key} is {_short(ladder[key])}, and by this version of labkit {value}"
-    known = {each.__name__: "rung" for each in operation.rungs}
-    known |= {form.title: "host" if each.library == "numpy" else "baseline" for each in operation.baselines
-              for form in forms(each)}
+    known = kinds_of(operation)
     for name, why in ladder["skipped"].items():
         if name not in known:
             yield f"no rung or baseline is called {_short(name)}"

@@ -54,6 +54,20 @@ def test_only_the_operations_asked_for_are_shared(recording):
         share.write(["matmul", "softmax"])
 
 
+def test_what_the_course_no_longer_has_is_left_out(recording):
+    matmul, = recording["ops"]["matmul"]
+    matmul["rows"].append({**matmul["rows"][0], "name": "matmul_of_an_earlier_version"})
+    matmul["skipped"]["a library of an earlier version"] = "needs compute capability 9.0; this GPU has 8.9"
+    recording["ops"]["matmul"].append({**copy.deepcopy(matmul), "size": {"N": 64}})
+    recording["ops"]["of_an_earlier_version"] = copy.deepcopy(recording["ops"]["vector_add"])
+    whole = made_up.card()["ops"]["matmul"]
+    keep(recording)
+    shared = validate.read_shared(share.write()[0])["ops"]
+    assert list(shared) == ["vector_add", "matmul"] and len(shared["matmul"]) == 1
+    assert [row["name"] for row in shared["matmul"][0]["rows"]] == [row["name"] for row in whole[0]["rows"]]
+    assert shared["matmul"][0]["skipped"] == whole[0].get("skipped", {})
+
+
 def test_what_another_machine_recorded_is_not_shared(recording):
     recording["ops"]["vector_add"][0]["machine"]["driver"] = "570.1"
     recording["ops"]["matmul"][0]["machine"]["date"] = "2026-01-01"  # earlier, and otherwise the same

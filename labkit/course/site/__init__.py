@@ -59,7 +59,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
     with whole_folder(folder) as fresh:
         from labkit.course.site import exercise_page  # imports Numba: not before the folder can be written
         from labkit.measure import gpu_survey
-        from labkit.measure.recorded import recordings_by_gpu
+        from labkit.measure.recorded import recorded_series, recordings_by_gpu
+        from labkit.measure.series import compilers
 
         words = glossary.load(course)
         pages: dict[str, Page] = {}
@@ -77,6 +78,7 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
         for inner in ("images", "previews", exercise_page.FOLDER):
             (fresh / inner).mkdir()
         templates = _templates()
+        both_compilers = recorded_series("compilers")
         documents = {name: document(course.root, path, set(pages), repository) for name, path in DOCUMENTS.items()
                      if (course.root / path).is_file()}
         shared = {
@@ -104,7 +106,11 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
             render_page("glossary.html", title="Glossary", letters=_by_letter(entries))
         if able:
             render_page("gpus.html", title="What runs on which GPU", survey=survey, names=abilities.FAMILIES,
-                        families=abilities.families(survey), pretended=abilities.pretended())
+                        families=abilities.families(survey), pretended=abilities.pretended(),
+                        both_compilers=both_compilers)
+        if both_compilers:
+            render_page("compilers.html", title="Two compilers", series=both_compilers,
+                        found=compilers.compared(both_compilers))
         for name, (title, body) in documents.items():
             render_page(f"{name}.html", "document.html", title, body=body)
         for page, before, after in _in_order(list(pages.values())):

@@ -12,11 +12,13 @@ import json
 import os
 import queue
 import select
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -280,3 +282,56 @@ def compilers(names=None, *, chosen=tuple(compiler.PACKAGES), rounds: int = ROUN
     seconds["all"] = time.perf_counter() - began
     return measure.stamped({"rows": rows, "start_s": starts, "launch": launch, "seconds": seconds,
                             "workers": workers, "rounds": rounds})
+
+
+# --- What was measured ------------------------------------------------------------------------------------------------
+
+ALIKE = 1.05  # times whose ratio is at most this are taken for equal
+
+
+class Row(NamedTuple):
+    """A rung by each compiler. times: ms, the median of the rounds; ratio: of the second compiler's to the first's."""
+
+    op: str
+    rung: str
+    times: dict[str, float | None]
+    ratio: float | None
+    compile_s: dict[str, float | None]
+    problem: dict[str, str]
+
+
+class Comparison(NamedTuple):
+    """rows: by ratio, the largest first, then those without one. faster, alike, slower: how many are so by the second
+    compiler. wrong: rows that are right by the first one alone; refused: rows that no compiler is asked for, because
+    the rung does not take the size that is timed."""
+
+    rows: list[Row]
+    faster: int
+    alike: int
+    slower: int
+    mean: float
+    wrong: list[Row]
+    refused: list[Row]
+    compile_s: dict[str, float]
+    seconds: dict[str, float]
+
+
+def compared(series: dict) -> Comparison:
+    """What the series "compilers" says. mean: the geometric mean of ratios; compile_s: a median; seconds: of all."""
+    rows = []
+    for row in series["rows"]:
+        times = {name: statistics.median(us) / 1000 if us else None for name, us in row["us"].items()}
+        first, second = times.values()
+        rows.append(Row(row["op"], row["rung"], times, second / first if first and second else None, row["compile_s"],
+                        row["problem"]))
+    timed = sorted((row for row in rows if row.ratio), key=lambda row: -row.ratio)
+    others = [row for row in rows if not row.ratio]
+    built = [row.compile_s for row in rows if all(row.compile_s.values())]
+    names = tuple(rows[0].times)
+    return Comparison(
+        timed + others,
+        sum(row.ratio < 1 / ALIKE for row in timed), sum(1 / ALIKE <= row.ratio <= ALIKE for row in timed),
+        sum(row.ratio > ALIKE for row in timed), statistics.geometric_mean(row.ratio for row in timed),
+        [row for row in others if not row.problem[names[0]]], [row for row in others if row.problem[names[0]]],
+        {name: statistics.median(one[name] for one in built) for name in names},
+        {name: sum(one[name] for one in built) for name in names})

@@ -17,6 +17,7 @@ from labkit.course.lessons import show_error, show_time, summarise
 from labkit.measure import gpu_survey
 from labkit.measure.gpu_plans import TARGETS
 from labkit.measure.gpu_survey import Outcome, Survey
+from labkit.measure.recorded import recorded_series
 from tests import browser
 from tests.course.site.pages import RESULT, add_term, keep, ship, strict
 
@@ -68,8 +69,8 @@ def test_the_site_is_whole_and_makes_no_requests(course):
     ship(second, outputs=[plot])
     index = site.write(course)
     pages = sorted(index.parent.glob("*.html"))
-    assert [page.name for page in pages] == ["00_first.html", "01_second.html", "glossary.html", "index.html",
-                                             "results.html"]
+    assert [page.name for page in pages] == ["00_first.html", "01_second.html", "compilers.html", "glossary.html",
+                                             "index.html", "results.html"]
     for page in pages:
         text = page.read_text()
         strict(text)
@@ -134,6 +135,17 @@ def test_the_page_of_gpus_says_what_was_assembled_and_what_was_run(course, monke
     assert "add_naive runs, but" in plain and "8 bytes on 7.5" in plain
     assert "assembled by NVIDIA’s ptxas on 2026-11-28 (version 13.5)" in plain
     assert "T4, RTX 20 (7.5) tests of the kernels 99 1 2 NVIDIA H100 2026-11-29" in plain
+
+
+def test_the_page_of_compilers_has_every_rung_that_was_timed_by_both(course):
+    folder = site.write(course).parent
+    text = (folder / "compilers.html").read_text(encoding="utf-8")
+    strict(text)
+    series = recorded_series("compilers")
+    both = [row["rung"] for row in series["rows"] if all(row["us"].values())]
+    rows = text.partition('id="rungs"')[2]
+    assert rows.count('<th scope="row"><code>') == len(both) > 250
+    assert f"measured in one run on an {series['where']}, {series['date']}" in text
 
 
 def test_the_results_say_what_ran_where_and_how_well(course):

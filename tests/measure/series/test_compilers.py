@@ -45,3 +45,22 @@ compilers.answer"""
 @pytest.mark.skipif(device.on_gpu(), reason="about the CPU device")
 def test_without_a_gpu_there_is_nothing_to_compare():
     assert compilers.compilers(("transpose",)) is None
+
+
+def row(rung, first, second, problem=""):
+    return {"op": "add", "rung": rung, "us": {"numba-cuda": first, "mlir": second},
+            "compile_s": {"numba-cuda": 0.5, "mlir": 0.25}, "problem": {"numba-cuda": "", "mlir": problem},
+            "resources": {}}
+
+
+def test_what_was_measured_is_compared_by_medians():
+    refuses = {**row("refuses", [], [], "too large"), "problem": dict.fromkeys(("numba-cuda", "mlir"), "too large")}
+    found = compilers.compared({"rows": [
+        row("same", [100, 900, 104], [105, 1, 106]), row("slow", [10], [40]), row("fast", [40], [20]),
+        row("wrong", [10], [], "1 of 3 elements are wrong"), refuses]})
+    assert [each.rung for each in found.rows] == ["slow", "same", "fast", "wrong", "refuses"]
+    assert (found.faster, found.alike, found.slower) == (1, 1, 1)
+    assert found.rows[1].times == {"numba-cuda": 0.104, "mlir": 0.105}
+    assert found.mean == pytest.approx((4 * 0.5 * 105 / 104) ** (1 / 3))
+    assert [each.rung for each in found.wrong] == ["wrong"] and [each.rung for each in found.refused] == ["refuses"]
+    assert found.compile_s["mlir"] == 0.25 and found.seconds["numba-cuda"] == 2.5
