@@ -89,7 +89,9 @@ def bugs(course: Course) -> str:
         here = "no" if found is None else _words(found["as"]) + (", with its line" if found["line_named"] else "")
         rows.append([bug["bug"], here, other if isinstance(other, str) else _tools(other)])
     table = to_markdown({"columns": ["The bug", "labkit.simt", "compute-sanitizer"], "rows": rows})
-    return f"{table}\n\nBy `scripts/planted_bugs.py`, {record['date']}. Without its bug, each kernel passes in silence."
+    on = f", compute-sanitizer on an {record['machine']['device']}" if "machine" in record else ""
+    return (f"{table}\n\nBy `scripts/planted_bugs.py`, {record['date']}{on}. labkit.simt finds nothing in the same "
+            "kernels without their bugs.")
 
 
 def _words(kind: str) -> str:
@@ -97,4 +99,8 @@ def _words(kind: str) -> str:
 
 
 def _tools(found: dict) -> str:
-    return ", ".join(sorted(tool for tool, says in found.items() if says)) or "no"
+    if all("problem" in says for says in found.values()):
+        return "the program does not end"
+    finds = {tool: says for tool, says in found.items() if says.get("errors")}
+    line = ", with its line" if any(says["line_named"] for says in finds.values()) else ""
+    return ", ".join(sorted(finds)) + line if finds else "no"

@@ -146,18 +146,28 @@ def _barrier(fault):
             f"{fault.thread} {why}. Every thread of a block must reach a barrier")
 
 
-def grid_barrier_warning(record, kernel_name, sites, grid, block):
-    """The warning for a barrier of the grid that was passed though some threads never reach it."""
+def barrier_warning(record, kernel_name, sites, grid, block):
+    """The warning for a barrier that was passed though some threads never reach it."""
     site, thread, block_index, arrived, threads = (int(n) for n in record[WARNED : WARNED + 5])
     written = np.zeros_like(record)
     written[[SITE, THREAD, BLOCK]] = site - 1, thread, block_index
     fault = Fault(written, kernel_name, sites, grid, block, None)
+    if fault.text != "grid_sync":
+        return fault.error(_as_warning, passed_without_returned(
+            f"cuda.{fault.text}()", arrived, threads, fault.block, fault.thread))
     return fault.error(
         _as_warning,
         f"cg.this_grid().sync() was reached by {arrived} of the {threads} threads of the grid; thread {fault.thread} "
         f"of block {fault.block} ends without it. GPUs let this pass as long as thread 0 of every block arrives, but "
         "CUDA does not guarantee it: let every thread of the grid reach it",
     )
+
+
+def passed_without_returned(name, arrived, threads, block, thread):
+    """The sentence for a block's barrier that was passed without threads that have returned."""
+    return (f"{name} was reached by {arrived} of the {threads} threads of block {block}; thread {thread} has returned. "
+            "GPUs since Volta do not wait for such threads, but CUDA does not guarantee it: let every thread of the "
+            "block reach it")
 
 
 def _as_warning(text, **_):

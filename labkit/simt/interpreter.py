@@ -100,6 +100,7 @@ class Interpreter:
             )
         self.current, self.state, self.deadline, self.ticks, self.max_ticks = None, None, None, 0, None
         self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
+        self.warning = ""  # of the first barrier that was passed without threads that have returned
         self.windows = []  # shared memory of the blocks in flight
         self._lay_out_shared()
 
@@ -516,6 +517,17 @@ class Interpreter:
         result = OutOfBoundsError(f"{prefix} uses an element that its array does not have: {error}{tail}", **location)
         result.array, result.index, result.shape = "", (), ()
         return result
+
+    def passes_without(self, absent, line, name, arrived, threads):
+        """True if a block's barrier may be passed without threads that have returned; the launch warns of it."""
+        if settings.barrier_rule() >= 0:
+            return False
+        if not self.warning:
+            block, thread = coordinates(absent.block, self.grid), absent.where
+            sentence = faults.passed_without_returned(f"{name}()", arrived, threads, short_position(block, self.grid),
+                                                      short_position(thread, self.block))
+            self.warning = f"{self.program.name}, line {line}: {sentence} ({file_label(self.program.filename)})"
+        return True
 
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         """Raise for threads that can never go on. kind: "warp", "block", "grid" or "deadlock"."""

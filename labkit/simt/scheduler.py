@@ -73,8 +73,8 @@ class Scheduler:
             going += self._resolve_waits(waits)
             if going:
                 return going + spinning
-            if blocked and len(blocked) == len(threads) and len({t.request[:2] for t in blocked}) == 1:
-                return self._pass_barrier(threads)
+            if blocked and len({t.request[:2] for t in blocked}) == 1 and self._need_no_other(blocked, threads):
+                return self._pass_barrier(blocked)
             if not self.execution.intrinsics.deliver():
                 break
         waiting = [t for t in threads if not t.done]
@@ -124,6 +124,15 @@ class Scheduler:
             f"deadlock in {self.execution.block_name(first.block)}: {'; '.join(parts)}. No thread is left that could "
             "change what the loop waits for.", sorted({line for line, _ in groups}), [first],
         )  # fmt: skip
+
+    def _need_no_other(self, blocked, threads):
+        """True if these threads can pass their barrier: all are there, or the others have returned and may."""
+        if len(blocked) == len(threads):
+            return True
+        absent = [t for t in threads if t not in blocked]
+        op, line, _ = blocked[0].request
+        return (all(t.done for t in absent) and op != "grid_sync"
+                and self.execution.passes_without(absent[0], line, full_name(op), len(blocked), len(threads)))
 
     def _pass_barrier(self, threads):
         op, line, _ = threads[0].request

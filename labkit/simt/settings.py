@@ -43,6 +43,7 @@ MAX_WORKERS = 1024
 MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
+_returned_are_awaited = True
 _STRICT = contextvars.ContextVar("labkit_simt_strict", default=False)
 _IN_TURN = contextvars.ContextVar("labkit_simt_in_turn", default=False)
 _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
@@ -112,15 +113,24 @@ def is_in_turn():
 
 
 def strict_barriers():
-    """Launches below this refuse a grid's barrier that some threads never reach, also where a GPU lets it pass.
+    """Launches below this refuse a barrier that some threads never reach, also where a GPU lets it pass.
 
     CUDA leaves undefined what happens there. Otherwise a BarrierWarning names the line.
     """
     return _within(_STRICT, True)
 
 
-def is_strict():
-    return _STRICT.get()
+def await_no_returned_threads():
+    """From now on a block's barrier is passed without the threads that have returned, as on GPUs since Volta, with a
+    BarrierWarning that names the line; not below `strict_barriers()`."""
+    global _returned_are_awaited
+    _returned_are_awaited = False
+
+
+def barrier_rule():
+    """1 if all threads must reach a barrier; -1 if those that have returned need not; 0 if that holds of a grid's
+    barrier alone."""
+    return 1 if _STRICT.get() else 0 if _returned_are_awaited else -1
 
 
 def time_limit(seconds):

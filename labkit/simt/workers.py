@@ -15,7 +15,8 @@ import warnings
 import numpy as np
 
 from labkit.simt.codegen.native import array_words
-from labkit.simt.faults import describe, grid_barrier_warning, unforeseen
+from labkit.simt.errors import BarrierWarning
+from labkit.simt.faults import barrier_warning, describe, unforeseen
 from labkit.simt.interpreter import Interpreter
 from labkit.simt.runtime.fault_record import (
     ABORT,
@@ -30,7 +31,7 @@ from labkit.simt.runtime.fault_record import (
     WARNED,
     Stop,
 )
-from labkit.simt.settings import ORDERS, current_order, is_in_turn, is_strict, time_limit_s, worker_count
+from labkit.simt.settings import ORDERS, barrier_rule, current_order, is_in_turn, time_limit_s, worker_count
 
 LONG_S = 200e-6  # of work that is left: other threads take part
 _TICK_S, _IDLE_TICKS = 0.05, 20
@@ -149,7 +150,7 @@ class RunningLaunch:
         self.runners = 1 if serial else min(self.workers.count, self.blocks)
         self.chunk = self.blocks if self.runners == 1 else max(1, min(self.blocks // (self.runners * 8), 1 << 14))
         self.scratch = compiled.scratch_bytes(self.threads, self.blocks if program.cooperative else 1, dynamic)
-        self.settings = is_strict(), ORDERS.index(current_order())
+        self.settings = barrier_rule(), ORDERS.index(current_order())
         self.held, self.records = [], []  # one for each thread that takes part
         self._take_record()
         self.lock = threading.Lock()
@@ -181,8 +182,7 @@ class RunningLaunch:
         finally:
             watch.launch = previous
             with self.lock:  # from now on the records are another launch's
-                if self.records[0][WARNED]:
-                    self.warned = self.records[0].copy()
+                self.warned = next((record.copy() for record in self.records if record[WARNED]), None)
                 self.workers.records += self.held
                 self.records = []
 
@@ -288,7 +288,10 @@ def _restore(saved):
 
 def interpret(compiled, grid, block, dynamic, arguments):
     with _LAUNCH_LOCK:
-        Interpreter(compiled.program, grid, block, dynamic, arguments).run()
+        interpreter = Interpreter(compiled.program, grid, block, dynamic, arguments)
+        interpreter.run()
+    if interpreter.warning:
+        warnings.warn(BarrierWarning(interpreter.warning), stacklevel=4)
 
 
 def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
@@ -313,5 +316,5 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
         if isinstance(error, Exception) and rank:
             raise unforeseen(error, kernel.py_func) from error
         raise error
-    if run.warned is not None:  # a kernel that synchronises the grid runs on one thread
-        warnings.warn(grid_barrier_warning(run.warned, kernel.__name__, compiled.sites, grid, block), stacklevel=4)
+    if run.warned is not None:
+        warnings.warn(barrier_warning(run.warned, kernel.__name__, compiled.sites, grid, block), stacklevel=4)

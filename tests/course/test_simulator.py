@@ -59,8 +59,12 @@ def test_speed_says_how_busy_the_machine_was(course):
 def test_bugs_with_and_without_the_line(course):
     write(course, "planted_bugs.json", {"date": "2026-11-28", "bugs": [
         {"bug": "no guard", "simt": {"as": "out_of_bounds", "line_named": True}, "compute_sanitizer": "not run"},
-        {"bug": "odd address", "simt": None, "compute_sanitizer": {"memcheck": "misaligned", "racecheck": ""}},
-        {"bug": "too large", "simt": {"as": "LaunchError", "line_named": False}, "compute_sanitizer": {}}]})
+        {"bug": "odd address", "simt": None, "compute_sanitizer": {
+            "memcheck": {"errors": 3, "line_named": True}, "racecheck": {"errors": 0, "line_named": False}}},
+        {"bug": "a wait for ever", "simt": None, "compute_sanitizer": {"memcheck": {"problem": "not done after 9 s"}}},
+        {"bug": "too large", "simt": {"as": "LaunchError", "line_named": False}, "compute_sanitizer": {
+            "memcheck": {"errors": 0, "line_named": False}}}]})
     text = simulator.bugs(course)
     assert "| no guard | out of bounds, with its line | not run |" in text
-    assert "| odd address | no | memcheck |" in text and "| too large | refused at the launch | no |" in text
+    assert "| odd address | no | memcheck, with its line |" in text
+    assert "| a wait for ever | no | the program does not end |" in text and "| too large | refused at the launch | no |" in text

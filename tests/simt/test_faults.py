@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from numba import float32, int32, int64
 
-from labkit import cuda, simt
-from labkit.simt import strict_barriers
+from labkit import cuda, observe, simt
+from labkit.simt import settings, strict_barriers, workers
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
@@ -464,6 +464,54 @@ def test_grid_barrier_that_a_gpu_lets_pass():
         fault(BarrierError, grid_barrier_at_the_end[2, 4], np.zeros(8), seen, 0)
     fault(BarrierError, grid_barrier_at_the_end[2, 4], np.zeros(8), seen, 1)  # thread 0 is missing
     fault(BarrierError, grid_barrier_in_a_branch[2, 4], np.zeros(8), 2, 1)  # the others go on to something else
+
+
+@cuda.jit
+def exchange_of_some(x, n, out):
+    t, shared = cuda.threadIdx.x, cuda.shared.array(64, float32)
+    i = cuda.grid(1)
+    if i >= n:
+        return
+    shared[t] = x[i]
+    cuda.syncthreads()  # first
+    out[i] = shared[t ^ 1] + cuda.syncthreads_count(i % 2)  # second
+
+
+@cuda.jit
+def barrier_for_some(out):
+    if cuda.threadIdx.x < 40:
+        cuda.syncthreads()  # for some
+    else:
+        cuda.syncthreads()
+    out[cuda.threadIdx.x] = 1
+
+
+def launch(configured, *args):
+    configured(*args)
+
+
+def interpret(configured, *args):
+    """As a launch that cannot be compiled."""
+    compiled, values = configured.kernel.compiled_for(args)
+    workers.interpret(compiled, configured.grid, configured.block, 0, values)
+
+
+@pytest.mark.parametrize("run", [launch, interpret])
+def test_a_barrier_that_gpus_pass_without_threads_that_have_returned(monkeypatch, run):
+    """So it is for programs that know nothing of the course; a thread that is elsewhere is a fault all the same."""
+    monkeypatch.setattr(settings, "_returned_are_awaited", False)
+    x, out = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
+    with pytest.warns(BarrierWarning) as caught:
+        run(exchange_of_some[2, 64], x, 100, out)
+    expected = x.reshape(-1, 2)[:, ::-1].ravel() + np.repeat([32, 18], 64)
+    np.testing.assert_array_equal(out, np.where(x < 100, expected, 0))
+    text = str(caught[0].message)
+    assert f"line {line_of(exchange_of_some, 'first')}: cuda.syncthreads() was reached by 36 of the 64" in text
+    assert "block 1; thread 36 has returned" in text
+    fault(BarrierError, functools.partial(run, barrier_for_some[1, 64]), out)
+    with strict_barriers():
+        fault(BarrierError, functools.partial(run, exchange_of_some[2, 64]), x, 100, out)
+    assert not observe(exchange_of_some[2, 64], x, 100, out).ok
 
 
 def test_whole_blocks_may_return_early():

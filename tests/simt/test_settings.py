@@ -86,9 +86,9 @@ def test_the_cache_directory(monkeypatch, tmp_path):
 def test_barriers_are_strict_where_work_is_checked():
     from labkit.course.check.limits import limited
 
-    assert not settings.is_strict()
+    assert settings.barrier_rule() == 0
     with strict_barriers():
-        assert settings.is_strict()
+        assert settings.barrier_rule() == 1
     with limited("forward"):
-        assert settings.is_strict()
-    assert not settings.is_strict()
+        assert settings.barrier_rule() == 1
+    assert settings.barrier_rule() == 0

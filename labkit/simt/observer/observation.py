@@ -145,6 +145,9 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         if thread.request is not None and thread.request[0] != SPIN:
             self.report.used(thread.request[0])
 
+    def passes_without(self, *absent):
+        return False
+
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         threads = [t.where for t in others] or ([thread.where] if thread else [])
         self.report.divergent_barriers.append(KernelFinding(

@@ -14,17 +14,27 @@ from labkit.simt.runtime.shared_function import called_function, overloaded
 
 @called_function
 def barrier(mask, live, threads, padded, blocks, b, err, site):
-    """Fault unless all the threads of each block are here, or none."""
+    """Fault unless all the threads of each block are here, or none; or, where err[STRICT] is -1, those that have not
+    returned."""
     for k in range(blocks):
         start = k * padded
         arrived = 0
         for t in range(start, start + threads):
             arrived += mask[t]
         if arrived != 0 and arrived != threads:
-            missing = start
-            while mask[missing]:
-                missing += 1
-            fail(BARRIER, err, missing - start, b + k, site, arrived, threads, live[missing])
+            for t in range(start, start + threads):
+                if not mask[t]:
+                    if live[t] or err[STRICT] >= 0:
+                        fail(BARRIER, err, t - start, b + k, site, arrived, threads, live[t])
+                    warn(err, site, t - start, b + k, arrived, threads)
+
+
+@called_function
+def warn(err, site, t, b, arrived, threads):
+    """Record that a barrier was passed without this thread, unless one was already."""
+    if not err[WARNED]:
+        err[WARNED], err[WARNED + 1], err[WARNED + 2] = site + 1, t, b
+        err[WARNED + 3], err[WARNED + 4] = arrived, threads
 
 
 @called_function
@@ -43,11 +53,9 @@ def grid_barrier(mask, live, threads, padded, blocks, b, err, site, absent_end):
             for t in range(k * padded, k * padded + threads):
                 if not mask[t]:
                     ends = absent_end or not live[t]
-                    if err[STRICT] or not ends or t == k * padded:
+                    if err[STRICT] == 1 or not ends or t == k * padded:
                         fail(BARRIER, err, t - k * padded, b + k, site, arrived, threads * blocks, live[t])
-                    if not err[WARNED]:
-                        err[WARNED], err[WARNED + 1], err[WARNED + 2] = site + 1, t - k * padded, b + k
-                        err[WARNED + 3], err[WARNED + 4] = arrived, threads * blocks
+                    warn(err, site, t - k * padded, b + k, arrived, threads * blocks)
 
 
 @called_function

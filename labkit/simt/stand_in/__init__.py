@@ -41,7 +41,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return modules.Cuda(spec.name) if spec.name == NAME else modules.Submodule(spec.name)
 
     def exec_module(self, module):
-        from labkit.simt import advice, unsigned
+        from labkit.simt import advice, settings, unsigned
         from labkit.simt.stand_in import modules
 
         name, part = module.__name__, submodule(module.__name__)
@@ -54,6 +54,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         else:
             unsigned.switch_off()
             advice.switch_on()
+            settings.await_no_returned_threads()
             vars(module).update(modules.MODULES.get(part, dict)())
 
 
