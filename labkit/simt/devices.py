@@ -79,6 +79,10 @@ class Device:
     supports_bfloat16 = False
     supports_fp8 = False
 
+    def __init__(self, number: int = 0):
+        if number != 0:
+            raise IndexError(f"there is no device {number}: the CPU device is number 0 and the only one")
+
     def __getattr__(self, attribute):
         if attribute in _ATTRIBUTES:
             return _ATTRIBUTES[attribute]

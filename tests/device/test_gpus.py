@@ -1,9 +1,11 @@
+import re
 import subprocess
 import sys
 
 import pytest
 
 from labkit import device
+from labkit._common.paths import REPOSITORY
 from labkit.device import gpus, occupancy
 from labkit.device.gpus import GPUS, OF_CAPABILITY, SUPPORTED
 
@@ -11,6 +13,14 @@ from labkit.device.gpus import GPUS, OF_CAPABILITY, SUPPORTED
 def test_every_supported_compute_capability_has_a_gpu_that_stands_for_it():
     assert tuple(GPUS[name].capability for name in OF_CAPABILITY.values()) == SUPPORTED
     assert {gpu.capability for gpu in GPUS.values()} == set(SUPPORTED)
+
+
+def test_readme_names_every_gpu_with_its_compute_capability():
+    text = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
+    named = {tuple(map(int, numbers.split("."))): {name.lower().replace(" ", "") for name in names.split(", ")}
+             for numbers, names in re.findall(r"`(\d+\.\d)` \(([^)]+)\)", text)}
+    assert named == {capability: {name for name, gpu in GPUS.items() if gpu.capability == capability}
+                     for capability in SUPPORTED}
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)

@@ -65,3 +65,9 @@ def test_host_memory_of_a_context():
         driver.require_device_memory(owner)
     with pytest.raises(AttributeError, match="get_ipc_handle is not supported .*: other processes cannot reach"):
         context.get_ipc_handle(mapped)
+
+
+def test_the_device_is_number_0():
+    assert cuda.Device(0).name == cuda.Device().name
+    with pytest.raises(IndexError, match="there is no device 1: the CPU device is number 0 and the only one"):
+        cuda.Device(1)
