@@ -286,6 +286,7 @@ def compilers(names=None, *, chosen=tuple(compiler.PACKAGES), rounds: int = ROUN
 
 # --- What was measured ------------------------------------------------------------------------------------------------
 
+COMPILED_S = 0.01  # less: nothing was compiled
 ALIKE = 1.05  # times whose ratio is at most this are taken for equal
 
 
@@ -317,12 +318,15 @@ class Comparison(NamedTuple):
 
 
 def compared(series: dict) -> Comparison:
-    """What the series "compilers" says. mean: the geometric mean of ratios; compile_s: a median; seconds: of all."""
+    """What the series "compilers" says. mean: the geometric mean of ratios; compile_s: a median; seconds: of all.
+
+    A rung whose kernels another one had compiled before has no seconds."""
     rows = []
     for row in series["rows"]:
         times = {name: statistics.median(us) / 1000 if us else None for name, us in row["us"].items()}
         first, second = times.values()
-        rows.append(Row(row["op"], row["rung"], times, second / first if first and second else None, row["compile_s"],
+        rows.append(Row(row["op"], row["rung"], times, second / first if first and second else None,
+                        {name: s if s and s > COMPILED_S else None for name, s in row["compile_s"].items()},
                         row["problem"]))
     timed = sorted((row for row in rows if row.ratio), key=lambda row: -row.ratio)
     others = [row for row in rows if not row.ratio]
