@@ -55,9 +55,13 @@ def test_numba_cuda_is_pinned_in_every_extra_and_left_out_on_a_mac():
 
 
 def test_the_next_compiler_is_pinned_to_the_release_that_is_mended():
-    (requirement,) = map(Requirement, PYPROJECT["project"]["optional-dependencies"]["mlir"])
-    assert requirement.name == "numba-cuda-mlir" and not requirement.marker.evaluate({"sys_platform": "darwin"})
-    version = str(requirement.specifier).removeprefix("==")
+    compiler, linker = map(Requirement, PYPROJECT["project"]["optional-dependencies"]["mlir"])
+    assert compiler.name == "numba-cuda-mlir" and linker.name == "nvidia-nvjitlink"
+    assert not any(each.marker.evaluate({"sys_platform": "darwin"}) for each in (compiler, linker))
+    source = (ROOT / "labkit" / "device" / "mlir.py").read_text()
+    least = re.search(r"^NVJITLINK = \((\d+), (\d+)\)", source, re.MULTILINE)
+    assert str(linker.specifier) == f">={least[1]}.{least[2]}"
+    version = str(compiler.specifier).removeprefix("==")
     assert f"numba-cuda-mlir {version} lacks" in (ROOT / "tests" / "device" / "test_mlir_lacks.py").read_text()
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from labkit.simt.__main__ import main
+from tests import interrupts
 
 pytestmark = pytest.mark.cpu_device
 PROGRAM = """
@@ -89,7 +90,7 @@ def test_what_python_itself_says(tmp_path):
 def test_ctrl_c_ends_it_as_it_ends_python(tmp_path):
     path = tmp_path / "program.py"
     path.write_text("import time\nfrom numba import cuda\nprint('begun', flush=True)\ntime.sleep(60)", encoding="utf-8")
-    with subprocess.Popen([sys.executable, "-m", "labkit.simt", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    with interrupts.popen([sys.executable, "-m", "labkit.simt", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as process:  # fmt: skip
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
