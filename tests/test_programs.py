@@ -65,7 +65,7 @@ def test_scripts_and_notebooks(script, tmp_path):
 def test_the_list(script):
     every = script.programs()
     names = [program["name"] for program in every]
-    assert len(set(names)) == len(names) >= 20 and sum(program.get("fresh", False) for program in every) >= 4
+    assert len(set(names)) == len(names) >= 20 and sum(program.get("fresh", False) for program in every) >= 5
     for program in every:
         assert re.fullmatch(r"pypi:[\w-]+==[\d.]+|github:[\w.-]+/[\w.-]+@[0-9a-f]{40}", program["source"]), program
         assert program["licence"] and program["what"] and program["checked"]

@@ -220,10 +220,10 @@ def _check_linker() -> None:
     except (RuntimeError, nvjitlink.nvJitLinkError):  # not installed: the driver links
         return
     if version < NVJITLINK:
-        raise ImportError(f"numba-cuda-mlir links kernels with nvJitLink {'.'.join(map(str, version))}, which puts "
-                          f"dynamic shared memory at any multiple of 16 bytes; the first release that does not is "
-                          f"{'.'.join(map(str, NVJITLINK))}: pip install 'nvidia-nvjitlink>={NVJITLINK[0]}."
-                          f"{NVJITLINK[1]}'")
+        present, least = (".".join(map(str, numbers)) for numbers in (version, NVJITLINK))
+        raise ImportError(f"numba-cuda-mlir links kernels with nvJitLink {present}, which aligns dynamic shared memory "
+                          f"to 16 bytes, whatever a kernel asks for; {least} is the first release that does not: "
+                          f"pip install 'nvidia-nvjitlink>={least}'")
 
 
 def rsqrt(x):

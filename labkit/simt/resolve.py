@@ -452,7 +452,7 @@ class Resolver:
         return new
 
     def _divisor(self, op, value):
-        """Return the divisor, checked not to be zero if debug=True asks for that."""
+        """Return the divisor; with debug=True, check that it is not zero."""
         if not self.rewriter.checks_division or not isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
             return value
         return at_line(ast.Call(ast.Name("_divisor", ast.Load()), [value], []), value)

@@ -141,7 +141,7 @@ def test_whole_files_that_hold_something_else(program):
 
 @pytest.mark.sweep
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
-@pytest.mark.parametrize("room", [0, 7_500])  # bytes: none, and enough for what is compiled but not for its source
+@pytest.mark.parametrize("room", [0, 7_500])  # bytes: none; enough for the compiled kernel, but not its source
 def test_a_disk_that_fills(program, room):
     """The process may write files of so many bytes, and no larger ones."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room})); "

@@ -498,7 +498,7 @@ def interpret(configured, *args):
 
 @pytest.mark.parametrize("run", [launch, interpret])
 def test_a_barrier_that_gpus_pass_without_threads_that_have_returned(monkeypatch, run):
-    """So it is for programs that know nothing of the course; a thread that is elsewhere is a fault all the same."""
+    """For programs other than the course's. A thread that is still running elsewhere is an error there, too."""
     monkeypatch.setattr(settings, "_returned_are_awaited", False)
     x, out = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
     with pytest.warns(BarrierWarning) as caught:

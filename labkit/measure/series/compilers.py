@@ -303,8 +303,8 @@ class Row(NamedTuple):
 
 class Comparison(NamedTuple):
     """rows: by ratio, the largest first, then those without one. faster, alike, slower: how many are so by the second
-    compiler. wrong: rows that are right by the first one alone; refused: rows that no compiler is asked for, because
-    the rung does not take the size that is timed."""
+    compiler. wrong: rows that are right by the first one alone; refused: rows that fail by both, because the rung does
+    not take the size that is timed."""
 
     rows: list[Row]
     faster: int

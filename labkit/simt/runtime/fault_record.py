@@ -2,9 +2,9 @@
 
 The record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside, to 1 to stop the kernel, and to
 CHECK_SIGNALS to have Python's handlers of signals run in the kernel's thread before it goes on; err[ASYNC] says
-where the queues of cp.async are (ptx_copies.py); err[STRICT] is 1 where a barrier of the grid that a GPU would let pass
-is a fault all the same, -1 where one of a block may be passed without threads that have returned; err[WARNED] is the
-site + 1 of the first barrier that was passed so, with four values after it; err[ORDER]
+where the queues of cp.async are (ptx_copies.py); err[STRICT] is 1 if every thread must reach a barrier, 0 if a grid's
+barrier may be passed where a GPU lets it pass, -1 if a block's barrier does not wait for threads that have returned
+either; err[WARNED] is the site + 1 of the first barrier that was passed so, with four values after it; err[ORDER]
 is the order of the threads, its index in settings.ORDERS; the rest is written by the first fault. A fault raises Stop,
 which the launcher turns into an error that a person can read (faults.py of labkit.simt).
 """
