@@ -199,6 +199,7 @@ class Host(Receiver):
                     output.prompt, output.prompt_token_ids = None, []  # the other process has them
                 previous = self._updates[name].output if name in self._updates else None
                 self._updates[name] = Update(name, output or previous, error and portable(error), ended)
+            self._status = status_of(self.thread)
         self.channel.wake()
 
     def on_began(self, request_ids: list[str]) -> None:
@@ -216,6 +217,9 @@ class Host(Receiver):
             updates, self._updates, status = list(self._updates.values()), {}, self._status
             began, self._began = self._began, []
         messages = [("began", began)] if began else []
+        if status != self._sent_status:  # before the updates: whoever reads a fault finds it counted
+            self._sent_status = status
+            messages.append(("status", status))
         for name, output, _, ended in updates:
             sent = self._sent_logprobs.pop(name, {})
             if not ended:
@@ -224,9 +228,6 @@ class Host(Receiver):
                 pack_logprobs(output, sent)
         if updates:
             messages.append(("updates", updates))
-        if status != self._sent_status:
-            self._sent_status = status
-            messages.append(("status", status))
         return messages
 
 
