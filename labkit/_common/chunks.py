@@ -1,7 +1,8 @@
-"""Work on a large array in pieces, one thread for each core: NumPy lets other threads run while it computes."""
+"""Work on large arrays in several threads: NumPy lets other threads run while it computes."""
 
 import functools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from labkit._common.cores import cores
@@ -21,3 +22,19 @@ def in_chunks(count: int, work: Callable[[int, int], object], chunk: int = CHUNK
         return [work(0, count)]
     begins = range(0, count, chunk)
     return list(_executor().map(lambda begin: work(begin, min(begin + chunk, count)), begins))
+
+
+def made_ahead(makers: Iterable[Callable[[], object]], threads: int = 4) -> Iterator:
+    """Yield what each maker returns, in order, while threads run the next ones: at most `threads` results wait. An
+    error of a maker is raised in its turn."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="labkit-ahead") as executor:
+        pending = deque()
+        try:
+            for maker in makers:
+                pending.append(executor.submit(maker))
+                if len(pending) > threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            executor.shutdown(cancel_futures=True)

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
+from labkit.device.memory import zeros
 from labkit.engine.batch import BatchBuilder, Layout, shape_needed
 from labkit.engine.checks import integer
 from labkit.engine.options import checked
 from labkit.engine.outputs import Sampled, with_logprobs
-from labkit.engine.runner import bucket, buckets, padded
+from labkit.engine.runner import bucket, buckets, padded, row_bucket
 from labkit.engine.scheduler import Chunk, Step
 from labkit.engine.sequence import Sequence
 from labkit.kernels import logprobs
@@ -76,7 +77,7 @@ class ModelRunner:
         layout = Layout(rows, self._sequences, pages_for(self.max_model_len))
         self._rows, self._eager = rows, enforce_eager
         self._graphs: OrderedDict[Kind, object] = OrderedDict()  # None: a kind that came once and is not captured yet
-        self._compiling, self._prepared = compiling, set()
+        self._compiling, self._prepared, self._all_prepared = compiling, set(), False
         self._builder = BatchBuilder(max_num_seqs, layout.max_pages)
         self._cache = Cache(config, num_pages, model.dtype)
         self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
@@ -89,9 +90,6 @@ class ModelRunner:
         self._scratch = Scratch.allocate(self._sequences, config.vocab_size)
         self._logprob_rows = cuda.device_array((self._sequences, logprobs.COLUMNS), np.float32)  # the model's
         self._logprob_scratch = logprobs.Scratch.allocate(self._sequences, config.vocab_size)
-        self._adjusted_logits = None  # (B, V): a copy to adjust, once the model's are needed as well
-        self._counts = None  # (max_num_seqs, V) uint32, once a request has penalties
-        self._biases = None  # (max_num_seqs, V) float32, once a request has some
         self._stream = cuda.stream()
         self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(self._sequences, np.int32),
                        cuda.pinned_array((self._sequences, logprobs.COLUMNS), np.float32)) for _ in range(IN_FLIGHT)]
@@ -99,6 +97,14 @@ class ModelRunner:
         self._last_kind: Kind | None = None
         self._views = functools.lru_cache(maxsize=256)(self._device_views)
         self._inputs = functools.lru_cache(maxsize=256)(self._device_inputs)
+
+    def prepare(self) -> int:
+        """Compile in parallel, and load, the kernels of every step that may come, whatever its requests ask for, so that
+        none of them waits for a compiler. Return how many were compiled."""
+        needed = dict.fromkeys(one for work in self._works() for one in launches.needed(work))
+        compiled = compile_ahead.prepare(needed, progress=self._compiling)
+        self._all_prepared = True
+        return compiled
 
     def launch(self, step: Step) -> Handle:
         """Returns before the step has run."""
@@ -124,8 +130,6 @@ class ModelRunner:
         kind = Kind(shape, layout, *(bool((rows >= 0).any()) for rows in (batch.counted, batch.biased,
                                                                           batch.num_logprobs)))
         self._last_kind, graph = kind, self._graphs.get(kind)
-        if kind.listed and (kind.penalised or kind.biased or banned or banned_after) and self._adjusted_logits is None:
-            self._adjusted_logits = cuda.device_array((self._sequences, self.vocab_size), np.float32)
         if banned or banned_after or kind.listed and kind.biased:
             self._compile_ahead(kind, len(batch.samples))
             self._run(kind, self._stream, banned, banned_after)
@@ -197,6 +201,8 @@ class ModelRunner:
         """Compile in parallel what this step will launch, and what later steps will, as its sequences decode and finish
         one by one. Which kernels these are depends on sizes: one of each power of two is tried, and kernels that it
         misses are compiled when they are launched."""
+        if self._all_prepared:
+            return
         kinds = [kind]
         if samples:
             kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised,
@@ -211,6 +217,37 @@ class ModelRunner:
                                    for one in launches.needed(functools.partial(self._run, each, self._stream)))
             compile_ahead.prepare(needed, progress=self._compiling)
             self._prepared |= kinds_by_size.keys()
+
+    def _works(self) -> Iterator[Callable]:
+        """Yield the launches of steps of every size, of decoding sequences and of parts of prompts, each with all that
+        requests may ask for."""
+        shapes = [Shape(size, size, size, 0) for size in buckets(self.max_num_seqs)]
+        for rows in sorted({row_bucket(rows, self._rows) for rows in range(1, self._rows + 1)}):
+            for longest in {rows, max(1, rows // 4), max(1, rows // 16)}:
+                shapes.append(padded(Shape(rows, 1, 0, longest), self._rows, self._sequences, self.max_num_seqs))
+        stream = self._stream
+        for shape in dict.fromkeys(shapes):
+            kind = Kind(shape, Layout(shape.rows, shape.sequences, self._builder.max_pages), True, True, True)
+            yield functools.partial(self._run, kind, stream, [(0, (0,))], [(0, 0, 0, 0)])
+        numbers = cuda.to_device(np.zeros(self._sequences, np.int32))
+        for count in buckets(self._sequences):
+            yield functools.partial(self._score_rows, 0, numbers[:count], numbers[:count])
+        yield lambda: copy_pages(self._pages, cuda.to_device(np.zeros((1, 2), np.int32)), stream)
+
+    @functools.cached_property
+    def _counts(self):
+        """(max_num_seqs, V) uint32: the tokens of sequences with penalties."""
+        return zeros((self.max_num_seqs, self.vocab_size), np.uint32)
+
+    @functools.cached_property
+    def _biases(self):
+        """(max_num_seqs, V): of the requests that have some."""
+        return zeros((self.max_num_seqs, self.vocab_size), np.float32)
+
+    @functools.cached_property
+    def _adjusted_logits(self):
+        """(B, V): a copy to adjust where the model's are needed as well."""
+        return zeros((self._sequences, self.vocab_size), np.float32)
 
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
@@ -274,27 +311,25 @@ class ModelRunner:
                                       stream=stream)
         for begin in range(0, len(positions), self._sequences):
             end = min(begin + self._sequences, len(positions))
-            logits = self.model.logits_of_rows(self._workspace, first_row + begin, first_row + end, stream=stream)
-            logprob_rows = self._logprob_rows[: end - begin]
-            logprobs.logprobs(logits, tokens[begin:end], num_logprobs[begin:end], logprob_rows, self._logprob_scratch,
-                              stream=stream)
+            logprob_rows = self._score_rows(first_row + begin, tokens[begin:end], num_logprobs[begin:end])
             logprob_rows.copy_to_host(host[begin:end], stream=stream)
         return host
 
+    def _score_rows(self, first_row: int, tokens, num_logprobs):
+        """Launch the logprobs of tokens after the rows from first_row on of the last step, and return them."""
+        logits = self.model.logits_of_rows(self._workspace, first_row, first_row + tokens.size, stream=self._stream)
+        logprob_rows = self._logprob_rows[: tokens.size]
+        logprobs.logprobs(logits, tokens, num_logprobs, logprob_rows, self._logprob_scratch, stream=self._stream)
+        return logprob_rows
+
     def _set_biases(self, sequence: Sequence) -> None:
         """Copy the biases of a sequence that is new in its slot."""
-        vocabulary = self.model.config.vocab_size
-        if self._biases is None:
-            self._biases = cuda.device_array((self.max_num_seqs, vocabulary), np.float32)
-        self._biases[sequence.seat].copy_to_device(sequence.request.bias_row(vocabulary), stream=self._stream)
+        self._biases[sequence.seat].copy_to_device(sequence.request.bias_row(self.vocab_size), stream=self._stream)
 
     def _begin_counts(self, new_penalized: list[Sequence]) -> None:
         """Count the tokens so far of sequences that are new in their slots."""
-        vocabulary = self.model.config.vocab_size
-        if self._counts is None:
-            self._counts = cuda.to_device(np.zeros((self.max_num_seqs, vocabulary), np.uint32), stream=self._stream)
         for sequence in new_penalized:
-            row = prompt_row(sequence.request.prompt, vocabulary)
+            row = prompt_row(sequence.request.prompt, self.vocab_size)
             np.add.at(row, sequence.output, 1)
             self._counts[sequence.seat].copy_to_device(row, stream=self._stream)
 

@@ -10,13 +10,14 @@ at once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit._common.chunks import in_chunks
+from labkit._common.chunks import CHUNK, made_ahead
 from labkit.device.memory import zeros
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models.safetensors import Named
@@ -74,7 +75,7 @@ def _not_finite(part: np.ndarray) -> np.ndarray:
 
 def _check_finite(tensor: np.ndarray, name: str) -> None:
     flat = tensor.reshape(-1)
-    if not any(in_chunks(flat.size, lambda begin, end: _not_finite(flat[begin:end]).any())):
+    if not any(_not_finite(flat[begin : begin + CHUNK]).any() for begin in range(0, flat.size, CHUNK)):
         return
     nonfinite = flat[_not_finite(flat)]
     first, kind = nonfinite[0], flat.dtype
@@ -87,8 +88,8 @@ def _check_finite(tensor: np.ndarray, name: str) -> None:
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """An array that is made when it is copied to the device, and then dropped, so that the host never holds a second
-    copy of all weights."""
+    """An array that is made shortly before it is copied to the device, and then dropped, so that the host never holds a
+    second copy of all weights."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -115,11 +116,17 @@ class Blob(Named):
                   for name, (source, is_bf16) in sources.items()}
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
         self.buffer = zeros(max(self.nbytes, 1), np.uint8)  # the padding between tensors is zero
-        for name, (source, is_bf16) in sources.items():  # one at a time: the host never holds a second copy of all
-            entry, array = self.entries[name], source.make() if isinstance(source, LazyTensor) else source
-            part = np.ascontiguousarray(converted(array, dtype, is_bf16), entry.dtype).reshape(-1)
+        def host_array(name: str) -> np.ndarray:
+            source, is_bf16 = sources[name]
+            array = source.make() if isinstance(source, LazyTensor) else source
+            part = np.ascontiguousarray(converted(array, dtype, is_bf16), self.entries[name].dtype).reshape(-1)
             if finite:
                 _check_finite(part, names[name])
+            return part
+
+        for name, part in zip(sources, made_ahead(functools.partial(host_array, name) for name in sources),
+                              strict=True):
+            entry = self.entries[name]
             if part.size:
                 self.buffer[entry.offset : entry.offset + entry.nbytes].copy_to_device(part.view(np.uint8))
         self._views: dict = {}

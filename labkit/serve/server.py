@@ -270,7 +270,7 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
     engine = LLMEngine(runner, tokenizer, max_num_seqs=slots, max_num_batched_tokens=token_budget)
     thread = EngineThread(engine)
     thread.start()
-    doing("the first steps are being run")
+    doing("kernels are being compiled and the first steps run")
     thread.ask(lambda thread: warm_up(thread.engine, slots)).result()
     if getattr(tokenizer, "template", None):
         tokenizer.chat([{"role": "user", "content": "a"}])  # imports what runs templates
@@ -284,20 +284,15 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
 
 
 def warm_up(engine, slots: int) -> None:
-    """Compile what requests will launch, and on a GPU capture the graphs, before the first request."""
+    """Compile what any request may launch, and on a GPU capture the graph of each size of batch."""
     from labkit import device
     from labkit.engine.runner import buckets
-    from labkit.engine.sampling_params import MAX_N, SamplingParams
+    from labkit.engine.sampling_params import SamplingParams
 
-    common = {"max_tokens": 3, "ignore_eos": True}
-    for count in buckets(min(slots, MAX_N)) if device.on_gpu() else (1, min(slots, MAX_N)):
-        run_alone(engine, SamplingParams(n=count, **common))
-    for extra in ({"repetition_penalty": 1.1}, {"logprobs": 1}, {"min_tokens": 2}):
-        run_alone(engine, SamplingParams(**common | extra))
+    engine.runner.prepare()
+    for count in buckets(slots) if device.on_gpu() else (1,):
+        for index in range(count):
+            engine.add_request(f"warm-up {index}", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True))
+        while engine.has_unfinished_requests():
+            engine.step(final_only=True)
     engine.blocks.forget()
-
-
-def run_alone(engine, params) -> None:
-    engine.add_request("warm-up", [1, 2, 3], params)
-    while engine.has_unfinished_requests():
-        engine.step(final_only=True)

@@ -227,6 +227,32 @@ def test_what_steps_launch_was_foreseen(model, monkeypatch):
     assert launched and not missing
 
 
+def test_after_prepare_nothing_is_left_to_compile(model, monkeypatch):
+    """Whatever requests ask for, in batches of any size."""
+    from labkit.engine import model_runner
+    from labkit.kernels.steps import fill_ids_kernel
+
+    prepared = set()
+    monkeypatch.setattr(model_runner.compile_ahead, "prepare", lambda needed, progress: prepared.update(needed))
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=96)
+    llm = LLM(runner, tokenizer=Numbers(), max_num_seqs=8, max_num_batched_tokens=64)
+    runner.prepare()
+    asked = [*PARAMS, replace(GREEDY, prompt_logprobs=2), replace(GREEDY, bad_words=["5 7", "3"], logprobs=2)]
+    known = set(prepared)
+    with launches.record([fill_ids_kernel]) as launched:
+        llm.generate([PROMPTS[i % 5] for i in range(len(asked))], asked)
+        for params in asked:
+            llm.generate(PROMPTS[2], params)
+
+    def again():
+        for one in launched:
+            one.kernel[one.grid, one.block, 0, one.shared_bytes](*one.args)
+
+    needed = launches.needed(again)
+    assert len(needed) > 15 and prepared == known
+    assert [kernel.__name__ for kernel, key in needed if (kernel, key) not in known] == []
+
+
 def test_after_ctrl_c_nothing_of_the_requests_before_is_left(model, monkeypatch):
     runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
     llm = LLM(runner, max_num_seqs=8, max_num_batched_tokens=32)
