@@ -99,8 +99,8 @@ class ModelRunner:
         self._inputs = functools.lru_cache(maxsize=256)(self._device_inputs)
 
     def prepare(self) -> int:
-        """Compile in parallel, and load, the kernels of every step that may come, whatever its requests ask for, so that
-        none of them waits for a compiler. Return how many were compiled."""
+        """Compile in parallel, and load, the kernels of every step that may come, whatever its requests ask for, so
+        that none of them waits for a compiler. Return how many were compiled."""
         needed = dict.fromkeys(one for work in self._works() for one in launches.needed(work))
         compiled = compile_ahead.prepare(needed, progress=self._compiling)
         self._all_prepared = True

@@ -69,6 +69,7 @@ SERIES = {one.name: one for one in (
     *_several("nano_vllm_bench engine_logprobs engine_start", "paged_decode_bf16", "engine"),
     Series("serve", "paged_decode_bf16", "serve", plot="serve.load"),
     Series("serve_overload", "paged_decode_bf16", "serve", plot="serve.load"),
+    Series("serve_cold", "paged_decode_bf16", "serve"),
     Series("block_calls", "gpt2_block", "gpt2_block"),
     Series("three_languages", "vector_add", "libraries", missing="cutile"),
     Series("tile_sizes", "vector_add", "libraries"),

@@ -5,6 +5,8 @@
                        server; with as many clients once more, the engine in a process of its own, a GPU's default
     serve_overload()   what a server with its default options can serve while no seat is empty; then rates up to more
                        than that, and the wait for the first token in each second of arrivals
+    serve_cold()       a server for which nothing is compiled yet: seconds until it is ready, and the longest gap
+                       between two tokens of a stream afterwards, with options that no request had before
 
 In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
 it works. The server is `labkit serve` in a process of its own, and so are the clients.
@@ -17,6 +19,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,15 @@ SLO = Slo({"ttft": 200.0, "tpot": 25.0})
 LAG = "labkit_event_loop_lag_seconds"
 OVERLOAD = 640  # requests of its closed loop: five to a seat, so that all seats are taken for most of the time
 OVERLOAD_SHARES = (0.5, 0.9, 1.1, 1.3)  # of what the server can serve
+COLD = 64  # requests of each kind
+# What a request may ask for; each is the first of its kind that the server sees.
+FIRST_OPTIONS = {
+    "drawn": {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    "penalties": {"frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    "logprobs": {"logprobs": 5},
+    "biases": {"logit_bias": {"7": 2}, "temperature": 0},
+    "at least two tokens": {"min_tokens": 2},
+}
 NEEDED = ("fastapi", "uvicorn", "httpx", "prometheus_client")
 ANSWER_S = 60.0  # what takes longer is no measurement
 
@@ -127,6 +139,40 @@ def serve_overload(requests: int | None = None, shortest: int | None = None, lon
         "capacity": capacity, "closed": closed, "slo_ms": SLO.limits_ms, "runs": runs})
 
 
+def serve_cold(requests: int | None = None, shortest: int | None = None, longest: int | None = None,
+               seats: int | None = None) -> dict | None:
+    """Seconds until a server is ready that finds no compiled kernel on disk, and again with those that it left; then
+    the longest gap between two tokens and the longest wait for the first one, by what the requests ask for."""
+    if not can_serve():
+        return None
+    requests, seats = requests or device.pick(gpu=COLD, cpu=6), seats or device.pick(gpu=SEATS, cpu=4)
+    shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=12)
+    config, lengths, kinds, ready_s = config_here(), (shortest, longest), [], []
+    with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
+        alone.write_checkpoint(Path(name), config)
+        options = ["--model", name, "--max-num-seqs", str(seats), "--max-model-len", str(2 * longest)]
+        for _ in range(2):
+            began = time.perf_counter()
+            with started_server(options, LABKIT_CACHE_DIR=str(Path(name) / "cache")) as (_, target):
+                ready_s.append(time.perf_counter() - began)
+                say(f"serve_cold: ready after {ready_s[-1]:.1f} s")
+                if len(ready_s) == 2:
+                    break
+                for i, (kind, fields) in enumerate({"plain": {}, **FIRST_OPTIONS}.items()):
+                    work = random_work(requests, lengths, lengths, config.vocab_size, seed=50 + i)
+                    _, run = taken_run(Load(work, concurrency=seats), replace(target, body=target.body | fields))
+                    kinds.append({"kind": kind, **longest_waits(run)})
+                    say(f"serve_cold: {kinds[-1]}")
+    return measure.stamped({
+        "weights": "random", "shape": config.size, "requests": requests, "seats": seats, "ready_s": ready_s[0],
+        "ready_again_s": ready_s[1], "kinds": kinds, "longest_gap_ms": max(kind["gap_ms"] for kind in kinds)})
+
+
+def longest_waits(run: Run) -> dict:
+    return {"gap_ms": 1000 * max((gap for one in run.records for gap in one["gaps"]), default=0.0),
+            "first_ms": 1000 * max(one["first"] for one in run.records)}
+
+
 def can_serve() -> bool:
     """Whether what a server needs is installed; says what is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -151,9 +197,9 @@ def engine_alone(work: Sequence[Work], seats: int, budget: int, longest: int) ->
 
 
 @contextlib.contextmanager
-def started_server(options: Sequence[str]) -> Iterator[tuple[server.Server, Target]]:
+def started_server(options: Sequence[str], **environment: str) -> Iterator[tuple[server.Server, Target]]:
     with server.running(options, ready_s=device.pick(gpu=120.0, cpu=600.0),
-                        environment={"LABKIT_DEVICE": device.kind()}) as started:
+                        environment={"LABKIT_DEVICE": device.kind(), **environment}) as started:
         yield started, Target(started.url, server.first_model(started.url), None, IGNORE_END)
 
 

@@ -90,6 +90,16 @@ def test_rates_beyond_what_is_served_while_all_seats_are_taken(made_up):
         assert run["max_concurrency"] is None and run["first_ms_by_second"][0] > 0
 
 
+@pytest.mark.cpu_device
+def test_the_longest_gap_in_a_cold_server_by_what_requests_ask_for(made_up):
+    taken = json.loads(json.dumps(series.serve_cold(), allow_nan=False))
+    assert [kind["kind"] for kind in taken["kinds"]] == ["plain", *series.FIRST_OPTIONS]
+    assert taken["longest_gap_ms"] == max(kind["gap_ms"] for kind in taken["kinds"]) >= 2
+    assert min(kind["first_ms"] for kind in taken["kinds"]) > 0 and len(made_up) == 4  # two servers, and their options
+    run = Run(None, [{"gaps": [0.1, 0.3], "first": 0.5}, {"gaps": [], "first": 0.7}])
+    assert series.longest_waits(run) == {"gap_ms": pytest.approx(300), "first_ms": pytest.approx(700)}
+
+
 def records(*spans):
     return [{"sent": sent, "took": took, "first": first} for sent, took, first in spans]
 
@@ -109,7 +119,7 @@ def test_waits_for_the_first_token_by_the_second_of_the_request():
 
 def test_where_a_server_cannot_run_there_is_nothing_to_measure(monkeypatch, capsys):
     monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else True)
-    for measure in (series.serve, series.serve_overload):
+    for measure in (series.serve, series.serve_overload, series.serve_cold):
         assert measure() is None and "uvicorn not installed" in capsys.readouterr().err
 
 
