@@ -1,7 +1,8 @@
-"""Read safetensors files: the format in which models are published. Our own reader; nothing is executed or copied.
+"""Read and write safetensors files: the format in which models are published. Nothing is executed or copied.
 
     tensors = read("model.safetensors")       # name -> NumPy array, read-only, straight from the file's pages
     tensors["wte.weight"].shape
+    write("other.safetensors", {"wte.weight": bits}, dtypes={"wte.weight": "BF16"})
 
 A file is three parts, one after the other:
 
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit._common.errors import short
+from labkit._common.files import whole_file
 
 LARGEST_HEADER = 100_000_000  # bytes; the library's own limit
 MOST_DIMENSIONS = 64  # NumPy's
@@ -40,6 +42,7 @@ DTYPES = {
     "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "F32": np.dtype("<f4"),
     "U64": np.dtype("<u8"), "I64": np.dtype("<i8"), "F64": np.dtype("<f8"),
 }  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in ("BF16", "F8_E4M3", "F8_E5M2")}
 
 
 class SafetensorsError(ValueError):
@@ -196,3 +199,23 @@ def check_layout(entries: Mapping[str, Entry], size: int) -> None:
     if position != size:
         raise SafetensorsError(f"{size - position:,} bytes at the end belong to no tensor: {previous} ends at "
                                f"{position:,} of {size:,}")
+
+
+def write(path: Path, tensors: Mapping[str, np.ndarray], dtypes: Mapping[str, str] | None = None) -> None:
+    """Write a file, whole or not at all. Each array is looked up twice, and written before the next one.
+
+    dtypes: the format's name of a tensor's type where NumPy's does not say it: "BF16" or "F8_E4M3".
+    """
+    header, end = {METADATA: {"format": "pt"}}, 0  # as PyTorch's files: transformers reads no others
+    for name, array in tensors.items():
+        dtype = (dtypes or {}).get(name) or NAMES.get(array.dtype)
+        if dtype is None or DTYPES[dtype] != array.dtype:
+            raise TypeError(f"{name} is of type {array.dtype}, which cannot be written as {dtype or 'a tensor'}")
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
+    with whole_file(Path(path)) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in tensors:
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)

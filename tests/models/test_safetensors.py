@@ -47,6 +47,34 @@ def test_every_dtype_and_shape_is_read_as_the_library_reads_it(tmp_path):
         assert found[name].tobytes() == tensor.tobytes() == tensors[name].tobytes(), name
 
 
+def test_what_is_written_the_library_reads(tmp_path):
+    rng = np.random.default_rng(1)
+    tensors = {f"{dtype}/{shape}": random_tensor(rng, dtype, shape) for dtype in NUMPY_DTYPES for shape in SHAPES}
+    tensors |= {"turned": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3))}
+    path = tmp_path / "all.safetensors"
+    ours.write(path, tensors)
+    found = library.load_file(path)
+    assert set(found) == set(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
+        assert found[name].tobytes() == tensor.tobytes(), name
+    bits = {"brain": np.array([[0x3F80], [0xC000]], np.uint16), "eight": np.array([0x38], np.uint8)}
+    ours.write(path, bits, dtypes={"brain": "BF16", "eight": "F8_E4M3"})
+    entries = read(path).entries
+    assert {name: (one.dtype, one.shape) for name, one in entries.items()} == {
+        "brain": ("BF16", (2, 1)), "eight": ("F8_E4M3", (1,))}
+    safetensors.safe_open(path, "np")
+
+
+@pytest.mark.parametrize(("array", "dtype"), [(np.zeros(2, np.complex64), None), (np.zeros(2, np.float32), "BF16")])
+def test_what_cannot_be_written_is_named_and_leaves_the_file(tmp_path, array, dtype):
+    path = tmp_path / "x.safetensors"
+    ours.write(path, {"a": np.ones(1, np.float32)})
+    with pytest.raises(TypeError, match=f"x is of type {array.dtype}, which cannot be written as {dtype or 'a tensor'}"):
+        ours.write(path, {"x": array}, dtypes={"x": dtype} if dtype else None)
+    assert list(read(path)) == ["a"] and len(list(tmp_path.iterdir())) == 1
+
+
 def test_types_that_numpy_lacks_keep_their_bits(tmp_path):
     bits = np.array([0x3F80, 0xC000, 0x7FC0], np.uint16)
     path = write(tmp_path / "half.safetensors", {"brain": entry("BF16", (3,), (0, 6)),
