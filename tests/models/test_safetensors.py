@@ -70,7 +70,8 @@ def test_what_is_written_the_library_reads(tmp_path):
 def test_what_cannot_be_written_is_named_and_leaves_the_file(tmp_path, array, dtype):
     path = tmp_path / "x.safetensors"
     ours.write(path, {"a": np.ones(1, np.float32)})
-    with pytest.raises(TypeError, match=f"x is of type {array.dtype}, which cannot be written as {dtype or 'a tensor'}"):
+    refused = f"x is of type {array.dtype}, which cannot be written as {dtype or 'a tensor'}"
+    with pytest.raises(TypeError, match=refused):
         ours.write(path, {"x": array}, dtypes={"x": dtype} if dtype else None)
     assert list(read(path)) == ["a"] and len(list(tmp_path.iterdir())) == 1
 
