@@ -221,8 +221,8 @@ def _check_linker() -> None:
         return
     if version < NVJITLINK:
         present, least = (".".join(map(str, numbers)) for numbers in (version, NVJITLINK))
-        raise ImportError(f"numba-cuda-mlir links kernels with nvJitLink {present}, which aligns dynamic shared memory "
-                          f"to 16 bytes, whatever a kernel asks for; {least} is the first release that does not: "
+        raise ImportError(f"numba-cuda-mlir links kernels with nvJitLink {present}, which ignores the alignment that "
+                          f"kernels request for dynamic shared memory; {least} fixes this: "
                           f"pip install 'nvidia-nvjitlink>={least}'")
 
 

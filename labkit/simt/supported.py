@@ -54,9 +54,9 @@ def page() -> str:
         "arrays.",
         "**Grid barriers** that some threads never reach pass where a GPU lets them pass, with a BarrierWarning "
         "that names the line; under `labkit.simt.strict_barriers()`, and in `check`, they are errors.",
-        "**Block barriers** do not wait for threads that have returned where `labkit.simt` stands in for `numba.cuda`: "
-        "Volta and newer GPUs do not either. A BarrierWarning names the line. In the course, in an observed launch and "
-        "under `labkit.simt.strict_barriers()`, such a barrier is an error.",
+        "**Block barriers** do not wait for threads that have already returned when `labkit.simt` replaces "
+        "`numba.cuda`. GPUs since Volta do not wait for them either. A BarrierWarning names the line. In the course, "
+        "in an observed launch and under `labkit.simt.strict_barriers()`, such a barrier is an error.",
         "**Threads that wait for one another in a loop**, for a flag or a lock in memory, make progress in any "
         "order, whether they are blocks, warps of a block or lanes of a warp. If one waits for a thread that "
         "compiled code has yet to run, the launch is interpreted from its beginning, at about a microsecond per "
