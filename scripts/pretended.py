@@ -3,6 +3,7 @@
     python scripts/pretended.py                     all, into data/pretended.json
     python scripts/pretended.py 7.5 --only engine   some of it; what else the file holds stays
     python scripts/pretended.py --failed            the recorded failures once more, after they were mended
+    python scripts/pretended.py --failed --only lessons
 
 With LABKIT_PRETEND=7.5 labkit chooses kernels as on a T4 and compiles PTX for compute capability 7.5; the driver
 assembles it for the GPU that is there. It shows that the choices and the code are right, not how fast they are.
@@ -32,7 +33,7 @@ import json, sys
 from labkit.course import registry
 from labkit.course.lessons import run_lessons
 course = registry.load()
-results = run_lessons(course, course.pick([]), "gpu", at_once={LESSONS_AT_ONCE},
+results = run_lessons(course, course.pick(sys.argv[2:]), "gpu", at_once={LESSONS_AT_ONCE},
                       on_end=lambda chapter, result: print(chapter.name, result.problem or "passed", flush=True))
 json.dump({{result.name: result.problem for result in results}}, open(sys.argv[1], "w"))
 """
@@ -65,20 +66,27 @@ def once_more(before: dict, environment: dict) -> dict:
     return {**found, "passed": before["passed"] + found["passed"], "skipped": before["skipped"] + found["skipped"]}
 
 
-def run_lessons(environment: dict) -> dict:
+def run_lessons(names: list[str], environment: dict) -> dict:
+    """Run the named lessons, or all of them if none is named."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "lessons.json"
-        subprocess.run([sys.executable, "-c", RUN_LESSONS, str(report)], cwd=REPOSITORY, env=environment)
+        subprocess.run([sys.executable, "-c", RUN_LESSONS, str(report), *names], cwd=REPOSITORY, env=environment)
         problems = json.loads(report.read_text())
     failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
     return {"passed": len(problems) - len(failures), "failed": len(failures), "skipped": 0, "failures": failures}
+
+
+def lessons_once_more(before: dict, environment: dict) -> dict:
+    """Run the lessons that failed again; the others are counted as they were."""
+    found = run_lessons([failure.partition("_")[0] for failure in before["failures"]], environment)
+    return {**found, "passed": before["passed"] + found["passed"]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", default=TARGETS, help="compute capabilities")
     parser.add_argument("--only", nargs="+", default=[*SUITES, "lessons"], choices=[*SUITES, "lessons"])
-    parser.add_argument("--failed", action="store_true", help="only recorded failures of the suites")
+    parser.add_argument("--failed", action="store_true", help="only what is recorded to have failed")
     parser.add_argument("--out", type=Path, default=RECORD)
     options = parser.parse_args()
     from labkit import device
@@ -98,10 +106,12 @@ def main() -> int:
             if part == "lessons" and target not in WITH_LESSONS:
                 continue
             before = record.get(target, {}).get(part)
-            if options.failed and (part == "lessons" or not before or not before["failed"]):
+            if options.failed and (not before or not before["failed"]):
                 continue
-            found = (once_more(before, environment) if options.failed else
-                     run_lessons(environment) if part == "lessons" else run_tests([f"tests/{part}"], environment))
+            if part == "lessons":
+                found = lessons_once_more(before, environment) if options.failed else run_lessons([], environment)
+            else:
+                found = once_more(before, environment) if options.failed else run_tests([f"tests/{part}"], environment)
             record.setdefault(target, {})[part] = stamp | found
             write_text(options.out, json.dumps(record, indent=1) + "\n")
             print(target, part, {name: found[name] for name in ("passed", "failed", "skipped")}, *found["failures"],

@@ -38,6 +38,16 @@ def test_what_was_mended_is_counted_as_what_it_now_is(pretended, monkeypatch):
     assert asked == ["tests/kernels/test_a.py::one[2.0]", "tests/b.py::two"]
 
 
+def test_only_lessons_that_failed_run_again(pretended, monkeypatch):
+    asked = []
+    monkeypatch.setattr(pretended, "run_lessons", lambda names, environment: asked.extend(names) or {
+        "passed": 1, "failed": 1, "skipped": 0, "failures": ["44_serving: no port"]})
+    before = {"passed": 44, "failed": 2, "skipped": 0, "failures": ["17_other_ways: cell 3", "44_serving: no port"]}
+    assert pretended.lessons_once_more(before, {}) == {"passed": 45, "failed": 1, "skipped": 0,
+                                                       "failures": ["44_serving: no port"]}
+    assert asked == ["17", "44"]
+
+
 def test_the_record_has_every_target_and_no_failure(pretended):
     record = json.loads((REPOSITORY / "data" / "pretended.json").read_text())
     for target in pretended.TARGETS:
@@ -45,3 +55,6 @@ def test_the_record_has_every_target_and_no_failure(pretended):
             found = record[target][part]
             assert found["failed"] == 0, (target, part, found["failures"])
             assert found["passed"] > 400 and found["gpu"].startswith("NVIDIA") and found["date"] >= "2026-11-28"
+    for target in pretended.WITH_LESSONS:
+        found = record[target]["lessons"]
+        assert found["failed"] == 0 and found["passed"] >= 46, (target, found["failures"])
