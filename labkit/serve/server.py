@@ -8,6 +8,7 @@ the process ends with code 0. The second one ends it at once. An engine's proces
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -154,6 +155,7 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
 
     def start() -> AsyncEngine:
         engine = AsyncEngine(connect(settings, doing=report), settings.max_waiting)
+        exempt_from_collections()
         service.serve(engine)
         if server.stopping.is_set():
             service.drain()
@@ -280,7 +282,15 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
         doing("MiniLM is being loaded and its kernels compiled")
         thread.encoder = Encoder.from_pretrained()
         thread.ask(embed, ["a"]).result()
+    exempt_from_collections()
     return thread
+
+
+def exempt_from_collections() -> None:
+    """Let no garbage collection traverse what this process holds by now: it stays, and a traversal of all that Numba
+    imports and compiles stops every stream for 0.3 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def warm_up(engine, slots: int) -> None:
