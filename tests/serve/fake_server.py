@@ -2,6 +2,7 @@
 [RESTART]. It loads for so many seconds, in a `process` or in a `thread` of this one, and says in which. `tiny` is a
 process with tiny-llama. RESTART: Settings.restart_s."""
 
+import gc
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ def load(settings, doing):
 def load_tiny(settings, doing):
     doing(f"in process {os.getpid()}")
     thread = server.load_model(settings, doing)
+    doing(f"{gc.get_freeze_count()} objects are exempt from collections")
     thread.control("delay_s", 0.02)
     return thread
 

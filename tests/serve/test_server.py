@@ -126,6 +126,8 @@ def test_an_engine_that_is_killed_is_started_again(engine):
             answer = client.post("/v1/completions", json=LONG | {"stream": False, "max_tokens": 3})
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
             assert f"labkit_engine_restarts_total {killed}.0" in client.get("/metrics").text
+        exempt = [int(count) for count in re.findall(r"(\d+) objects are exempt", "".join(lines))]
+        assert len(exempt) == (3 if engine == "tiny" else 0) and all(count > 100_000 for count in exempt)
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
 
