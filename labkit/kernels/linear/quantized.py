@@ -143,8 +143,8 @@ def _check(name: str, array, dtypes: tuple, shape: tuple | None) -> None:
         raise ValueError(f"{name} has shape {array.shape}; it must be {shape or '(rows, columns), both at least 1'}")
 
 
-# Codes have the axes (tile, row half, g, tile of columns, ...); the rest are those that _SPLIT makes of a tile's columns:
-# of INT4, which 32, then as of 8 bits: q, product, register half, element of a register. _ORDER is theirs in memory.
+# Codes have the axes (tile, row half, g, tile of columns) and those that _SPLIT makes of a tile's columns: of INT4 which
+# 32, then as of 8 bits q, product, pair of columns, one of the pair. _ORDER is the order of all axes in memory.
 _SPLIT = {INT4: (2, 4, 2, 2, 2), INT8: (4, 2, 2, 2), E4M3: (4, 2, 2, 2)}
 _ORDER = {INT4: (0, 3, 2, 5, 4, 6, 8, 7, 1), INT8: (0, 3, 2, 4, 5, 6, 7, 1), E4M3: (0, 3, 2, 4, 5, 6, 7, 1)}
 
