@@ -46,8 +46,9 @@ def e4m3_value(codes) -> np.ndarray:
 class Packed(NamedTuple):
     """Weights as the kernels take them, in arrays of the host or of a device.
 
-    words: uint32 (tiles of rows, tiles of columns, lane, 4). scales: INT4, float16 or uint16 (bfloat16) of shape (tiles
-    of rows, groups, g, 2); else float32 (N,). zeros: uint16 of INT4, shaped as scales, or None.
+    words: uint32 (tiles of rows, tiles of columns, lane, 4). scales: of INT4, uint32 (tiles of rows, groups, g), words
+    of two float16 or bfloat16 (uint16), as scale_dtype says; else float32 (N,). zeros: of INT4, uint32 shaped as
+    scales, words of two integers; or None.
     """
 
     format: str
@@ -57,6 +58,7 @@ class Packed(NamedTuple):
     words: object
     scales: object
     zeros: object
+    scale_dtype: np.dtype
 
     def to_device(self) -> "Packed":
         words, scales, zeros = (None if one is None else cuda.to_device(one)
@@ -128,10 +130,10 @@ class Quantized:
         """Return the weights as the kernels take them, in host arrays."""
         if self.format != INT4:
             return Packed(self.format, 0, self.rows, self.columns, pack_codes(self.codes, self.format),
-                          np.ascontiguousarray(self.scales[:, 0]), None)
+                          np.ascontiguousarray(self.scales[:, 0]), None, self.scales.dtype)
         zeros = None if self.zeros is None else pack_groups(self.zeros.astype(np.uint16))
         return Packed(self.format, self.group, self.rows, self.columns, pack_codes(self.codes, self.format),
-                      pack_groups(self.scales), zeros)
+                      pack_groups(self.scales), zeros, self.scales.dtype)
 
 
 def _check(name: str, array, dtypes: tuple, shape: tuple | None) -> None:
@@ -143,8 +145,8 @@ def _check(name: str, array, dtypes: tuple, shape: tuple | None) -> None:
         raise ValueError(f"{name} has shape {array.shape}; it must be {shape or '(rows, columns), both at least 1'}")
 
 
-# Codes have the axes (tile, row half, g, tile of columns) and those that _SPLIT makes of a tile's columns: of INT4 which
-# 32, then as of 8 bits q, product, pair of columns, one of the pair. _ORDER is the order of all axes in memory.
+# Codes have the axes (tile, row half, g, tile of columns) and those that _SPLIT makes of a tile's columns: of INT4
+# which 32, then as of 8 bits q, product, pair of columns, one of the pair. _ORDER is the order of all axes in memory.
 _SPLIT = {INT4: (2, 4, 2, 2, 2), INT8: (4, 2, 2, 2), E4M3: (4, 2, 2, 2)}
 _ORDER = {INT4: (0, 3, 2, 5, 4, 6, 8, 7, 1), INT8: (0, 3, 2, 4, 5, 6, 7, 1), E4M3: (0, 3, 2, 4, 5, 6, 7, 1)}
 
@@ -176,14 +178,16 @@ def unpack_codes(words: np.ndarray, format: str, rows: int, columns: int) -> np.
 
 
 def pack_groups(values: np.ndarray) -> np.ndarray:
-    """Return scales or zeros (N, groups) as (tiles of rows, groups, g, 2), those beyond the last row 0."""
+    """Return scales or zeros (N, groups) of 16 bits as words of two (tiles of rows, groups, g), those beyond the last
+    row 0."""
     padded = np.pad(values, ((0, -values.shape[0] % TILE), (0, 0)))
-    return np.ascontiguousarray(padded.reshape(-1, 2, 8, values.shape[1]).transpose(0, 3, 2, 1))
+    return np.ascontiguousarray(padded.reshape(-1, 2, 8, values.shape[1]).transpose(0, 3, 2, 1)).view(np.uint32)[..., 0]
 
 
-def unpack_groups(packed: np.ndarray, rows: int) -> np.ndarray:
-    """Return the scales or zeros (rows, groups) that pack_groups packed."""
-    return np.ascontiguousarray(packed.transpose(0, 3, 2, 1).reshape(-1, packed.shape[1])[:rows])
+def unpack_groups(words: np.ndarray, rows: int, dtype) -> np.ndarray:
+    """Return the scales or zeros (rows, groups), of this dtype, that pack_groups packed."""
+    pairs = words[..., None].view(dtype)
+    return np.ascontiguousarray(pairs.transpose(0, 3, 2, 1).reshape(-1, words.shape[1])[:rows])
 
 
 def unpack(packed: Packed) -> Quantized:
@@ -191,5 +195,6 @@ def unpack(packed: Packed) -> Quantized:
     codes = unpack_codes(packed.words, packed.format, packed.rows, packed.columns)
     if packed.format != INT4:
         return Quantized(packed.format, 0, codes, packed.scales[:, None])
-    zeros = None if packed.zeros is None else unpack_groups(packed.zeros, packed.rows).astype(np.uint8)
-    return Quantized(packed.format, packed.group, codes, unpack_groups(packed.scales, packed.rows), zeros)
+    zeros = None if packed.zeros is None else unpack_groups(packed.zeros, packed.rows, np.uint16).astype(np.uint8)
+    scales = unpack_groups(packed.scales, packed.rows, packed.scale_dtype)
+    return Quantized(packed.format, packed.group, codes, scales, zeros)

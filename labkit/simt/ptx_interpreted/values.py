@@ -91,5 +91,5 @@ def rcp_approx(x):
     return _flush(np.float32(1) / _flush(x))
 
 
-VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, fma_half2, fma_bf162, float_bits, bits_float, to_tf32, tanh_approx,
-          exp2_approx, rcp_approx)  # fmt: skip
+VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, fma_half2, fma_bf162, float_bits, bits_float, to_tf32,
+          tanh_approx, exp2_approx, rcp_approx)  # fmt: skip
