@@ -108,7 +108,8 @@ def check_quantization(quantization: Mapping) -> None:
         return
     _check_setting(quantization, "bits", (4,))
     if method == "awq":
-        _check_setting(quantization | {"version": str(quantization.get("version", "gemm")).lower()}, "version", ("gemm",))
+        version = str(quantization.get("version", "gemm")).lower()
+        _check_setting({"version": version}, "version", ("gemm",))
         _check_setting(quantization, "zero_point", (True,))
     else:
         _check_setting(quantization, "checkpoint_format", (None, "gptq", "gptq_v2"))

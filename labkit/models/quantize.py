@@ -52,14 +52,15 @@ class Scheme:
             raise ValueError(f"zeros is true; {self.format} has none")
 
 
-def group_for(config: LlamaConfig) -> int:
-    """Return the largest group that divides the inputs of all linear layers. Raise ValueError if none does."""
+def fitting_groups(config: LlamaConfig) -> list[int]:
+    """Return the groups that divide the inputs of every linear layer, the largest first. Raise ValueError if none
+    does."""
     widths = {shape[1] for shape in config.layer_parameters.values() if len(shape) == 2}
-    fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
+    fitting = [group for group in sorted(GROUPS, reverse=True) if all(width % group == 0 for width in widths)]
     if not fitting:
-        raise ValueError(f"the layers have {', '.join(map(str, sorted(widths)))} inputs; 4 bits need multiples of "
+        raise ValueError(f"the layers have {' and '.join(map(str, sorted(widths)))} inputs; 4 bits need multiples of "
                          f"{min(GROUPS)}")
-    return max(fitting)
+    return fitting
 
 
 # --- One layer --------------------------------------------------------------------------------------------------------
@@ -83,6 +84,8 @@ def gptq(weights: np.ndarray, hessian: np.ndarray, scheme: Scheme, damping: floa
     columns = weights.shape[1]
     if hessian.shape != (columns, columns):
         raise ValueError(f"hessian has shape {hessian.shape}; weights with {columns} columns need {(columns, columns)}")
+    if not np.isfinite(hessian).all():
+        raise ValueError("hessian holds numbers that are not finite: the calibration texts overflow in float32")
     scales, zeros = scales_of(weights, scheme)
     order = np.argsort(-np.diag(hessian), kind="stable")
     group = order // (columns // scales.shape[1])  # of each column
@@ -187,6 +190,8 @@ def quantize(config: LlamaConfig, w: Mapping[str, np.ndarray], scheme: Scheme,
         hessians = None if hidden is None else _hessians(config, params, h, hidden)
         for index, (name, source) in enumerate(INPUTS.items()):
             param = f"{h}{name}.weight"
+            if not np.isfinite(params[param]).all():
+                raise ValueError(f"{param} holds numbers that are not finite")
             quantized = (round_to_nearest(params[param], scheme) if hessians is None else
                          gptq(params[param], hessians[h + source], scheme))
             params[param] = quantized.dequantize().astype(np.float32)
