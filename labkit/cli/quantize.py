@@ -17,8 +17,8 @@ MAX_TOKENS = 2048  # of a calibration text; the rest is cut off
 
 def quantize(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="tiny-llama; a folder; or the name of a Llama or Qwen3 on the Hugging "
-                                                  "Face hub.")
+        str, typer.Argument(metavar="MODEL", help="tiny-llama; a folder; or the name of a Llama or Qwen3 on the "
+                                                  "Hugging Face hub.")
     ],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; it must not exist.")],
     bits: Annotated[int | None, typer.Option("--bits", help="4 or 8; by default 4, or what --format has.")] = None,
@@ -28,8 +28,8 @@ def quantize(
     ] = None,
     group: Annotated[
         int | None,
-        typer.Option("--group", help="int4: 128, 64 or 32 weights share a scale. By default the largest that divides the "
-                                     "inputs of every layer."),
+        typer.Option("--group", help="int4: 128, 64 or 32 weights share a scale. By default the largest that divides "
+                                     "the inputs of every layer."),
     ] = None,
     zeros: Annotated[
         bool, typer.Option("--zeros", help="int4: a zero for each group, too: codes cover its smallest to its largest "
@@ -37,8 +37,8 @@ def quantize(
     ] = False,
     method: Annotated[
         str | None,
-        typer.Option("--method", help="gptq, which needs --calibration, or rtn: round to nearest. By default gptq where "
-                                      "--calibration is given."),
+        typer.Option("--method", help="gptq, which needs --calibration, or rtn: round to nearest. By default gptq "
+                                      "where --calibration is given."),
     ] = None,
     calibration: Annotated[
         str | None,

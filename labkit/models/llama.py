@@ -286,8 +286,8 @@ def arranged(
     tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
 ) -> tuple[dict[str, LazyTensor], dict[str, QuantizedTensor]]:
     """Arrange the parameters for the launches: queries, keys and values as one product, "self_attn.qkv_proj", and the
-    MLP's gate and up as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device. Return them,
-    quantised ones as bytes, and of those what the bytes are."""
+    MLP's gate and up as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device. Return
+    them, quantised ones as bytes, and of those what the bytes are."""
     names, expected, dtype = names_in(tensors, config), shapes(config), np.dtype(dtype)
     sources = {param: tensors[name] for param, name in names.items()}
     quantized = {param: source for param, source in sources.items() if isinstance(source, QuantizedTensor)}

@@ -79,8 +79,8 @@ def swiglu(gate, up, rounded: Callable = unchanged) -> np.ndarray:
 
 def layer_activations(config: Config, w: Mapping[str, np.ndarray], h: str, x: np.ndarray, positions, record: Callable,
                       rounded: Callable = unchanged) -> np.ndarray:
-    """Return what the layer whose parameters' names begin with `h` makes of x (T, C). record(name, value) is called with
-    the output of each launch, and returns what the next one computes with."""
+    """Return what the layer whose parameters' names begin with `h` makes of x (T, C). record(name, value) is called
+    with the output of each launch, and returns what the next one computes with."""
     tokens, size = x.shape[0], config.head_dim
     queries = config.num_attention_heads * size
     keys_end = queries + config.num_key_value_heads * size

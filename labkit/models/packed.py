@@ -5,8 +5,8 @@
 
 Of a layer with weights (N, K), for `quant_method` in config.json, with words of eight nibbles, low ones first:
 
-    awq                 qweight (K, N / 8), qzeros (K / group, N / 8), scales (K / group, N); a word's nibbles are columns
-                        0, 2, 4, 6, 1, 3, 5, 7 of eight
+    awq                 qweight (K, N / 8), qzeros (K / group, N / 8), scales (K / group, N); a word's nibbles are
+                        columns 0, 2, 4, 6, 1, 3, 5, 7 of eight
     gptq                qweight (K / 8, N), qzeros (K / group, N / 8) less 1 but in gptq_v2, scales (K / group, N)
     compressed-tensors  pack-quantized: weight_packed (N, K / 8), weight_scale (N, K / group), and weight_zero_point
                         (N / 8, K / group) where it is not symmetric; or bytes, with a scale for each row
@@ -118,14 +118,14 @@ def check_quantization(quantization: Mapping) -> None:
 def _check_group(group) -> None:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     targets = group.get("targets") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping) or not isinstance(targets, list) or not all(isinstance(one, str)
-                                                                                   for one in targets):
-        raise ValueError(f"quantization_config: a group of config_groups is {short(group)}; it must have targets, a list "
-                         f"of names, and weights, an object")
+    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    if not named or not isinstance(weights, Mapping):
+        raise ValueError(f"quantization_config: a group of config_groups is {short(group)}; it must have targets, a "
+                         f"list of names, and weights, an object")
     kind = (weights.get("type"), weights.get("num_bits"))
     if kind not in (("int", 4), ("int", 8), ("float", 8)):
-        raise ValueError(f"quantization_config: weights are of type {short(kind[0])} with num_bits {short(kind[1])}; int "
-                         f"with 4 or 8 and float with 8 can be computed here")
+        raise ValueError(f"quantization_config: weights are of type {short(kind[0])} with num_bits {short(kind[1])}; "
+                         f"int with 4 or 8 and float with 8 can be computed here")
     _check_setting(weights, "strategy", ("group", "channel") if kind == ("int", 4) else ("channel", "tensor"))
     if kind != ("int", 4):
         _check_setting(weights | {"symmetric": weights.get("symmetric", True)}, "symmetric", (True,))
@@ -138,7 +138,8 @@ def _check_setting(settings: Mapping, name: str, allowed: tuple) -> None:
 
 def _unsupported(name: str, value, allowed: Sequence) -> ValueError:
     listed = [repr(one) for one in allowed if one is not None][:5]
-    return ValueError(f"quantization_config: {name} is {short(value)}; only {' and '.join(listed)} can be computed here")
+    return ValueError(f"quantization_config: {name} is {short(value)}; only {' and '.join(listed)} can be computed "
+                      f"here")
 
 
 def opener(quantization: Mapping, base: str) -> Callable[[Layer], QuantizedTensor]:
@@ -224,8 +225,8 @@ class Layer:
         width, uneven = divmod(columns, scales.shape[1])
         group = max((size for size in GROUPS if width % size == 0), default=0)
         if uneven or not group:
-            raise self.bad(part, f"makes {scales.shape[1]} groups of {columns} columns; groups must be of 32, 64, 128 or "
-                                 f"a multiple of those")
+            raise self.bad(part, f"makes {scales.shape[1]} groups of {columns} columns; groups must be of 32, 64, 128 "
+                                 f"or a multiple of those")
         if zeros is not None and (zeros == MIDDLE).all():
             zeros = None
         scales, zeros = (None if each is None else np.ascontiguousarray(np.repeat(each, width // group, axis=1))
@@ -330,7 +331,7 @@ def arrays_of(tensor: QuantizedTensor):
     tiles, columns = -(-tensor.shape[0] // TILE), tensor.shape[1]
     shapes = {"words": (tiles, -(-columns // STEP[tensor.format]), 32, 4)}
     if tensor.format == INT4:
-        shapes |= {name: (tiles, columns // tensor.group, 8) for name in ("scales", "zeros")[: 1 + tensor.zeros]}
+        shapes |= dict.fromkeys(("scales", "zeros")[: 1 + tensor.zeros], (tiles, columns // tensor.group, 8))
     else:
         shapes["scales"] = tensor.shape[:1]
     return layout(shapes, {name: np.uint32 if name != "scales" or tensor.format == INT4 else np.float32

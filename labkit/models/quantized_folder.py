@@ -1,4 +1,4 @@
-"""Write a model's folder with its linear layers quantised, in compressed-tensors' layout; labkit.models.packed reads it.
+"""Write a model's folder with its linear layers quantised, in the layout of compressed-tensors, as packed.py reads it.
 
     write_folder(Path("llama"), Path("llama-int4"), Scheme(INT4, 64), texts)
 
