@@ -46,7 +46,7 @@ from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed, make_normed
 from labkit.kernels.linear.quantized import Packed
-from labkit.kernels.linear.quantized_linear import linear_quantized
+from labkit.kernels.linear.quantized_linear import quantized_linear
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.op import missing
 from labkit.kernels.rope import rope_split_cache, rope_table
@@ -130,14 +130,14 @@ class Llama:
     def multiply(self, x, weight, out, stream, bias=None) -> None:
         """out = x @ weight.T + bias, by the launcher for weights of this kind."""
         run = self.kernels
-        launch = run.linear_quantized if isinstance(weight, Packed) else run.linear
+        launch = run.quantized_linear if isinstance(weight, Packed) else run.linear
         launch(x, weight, out, **({} if bias is None else {"bias": bias}), stream=stream)
 
     def gate_and_up(self, w, b: SimpleNamespace, stream) -> None:
         """The first two products of the MLP, and SwiGLU; of quantised weights in two launches."""
         run, weight = self.kernels, w["mlp.gate_up_proj.weight"]
         if isinstance(weight, Packed):
-            run.linear_quantized(b.normed, weight, b.gate_up, stream=stream)  # (T, 2I)
+            run.quantized_linear(b.normed, weight, b.gate_up, stream=stream)  # (T, 2I)
             run.swiglu(b.gate_up, b.gated, stream=stream)
         else:
             run.linear_swiglu(b.normed, weight, b.gated, stream=stream)
@@ -338,7 +338,7 @@ class Kernels:
     rmsnorm(x, weight, out, eps)
     add_rmsnorm(x, residual, weight, out, eps)                              residual += x, and that normalised
     linear(x, weight, out, bias=None)                                       out may be float32: logits
-    linear_quantized(x, packed, out, bias=None)                             as linear, with weights in 8 or 4 bits
+    quantized_linear(x, packed, out, bias=None)                             as linear, with weights in 8 or 4 bits
     swiglu(gate_up, out)                                                    after that: silu(gate) * up
     linear_swiglu(x, gate_up, out)                                          gate_up as arrange_gate_up(gate, up) has it
     rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, eps=)
@@ -350,7 +350,7 @@ class Kernels:
     rmsnorm: Callable = rmsnorm
     add_rmsnorm: Callable = add_rmsnorm
     linear: Callable = linear
-    linear_quantized: Callable = linear_quantized
+    quantized_linear: Callable = quantized_linear
     swiglu: Callable = swiglu
     linear_swiglu: Callable = linear_swiglu
     arrange_gate_up: Callable = arrange_gate_up
