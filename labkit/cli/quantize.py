@@ -60,8 +60,8 @@ def quantize(
         raise UserError(f"--out {out} exists already; give a folder that does not")
     texts = None if method == "rtn" else lines_of(calibration)
 
-    from labkit.models.configs import LlamaConfig
-    from labkit.models.load import ARCHITECTURES, NEEDED, folder, model_type, reading
+    from labkit.models.configs import LlamaConfig, names_in
+    from labkit.models.load import ARCHITECTURES, NEEDED, folder, model_type, reading, tensors
     from labkit.models.quantized_folder import write_folder
     from labkit.models.tokenizer import CONFIG, Tokenizer
 
@@ -72,6 +72,9 @@ def quantize(
         if not issubclass(shape, LlamaConfig):
             raise UserError(f"MODEL is a {architecture.__name__}; only a Llama or a Qwen3 can be quantised")
         config = shape.read(path / CONFIG)
+        if config.quantization_config is not None:
+            raise UserError(f"MODEL {model} is quantised already")
+        names_in(tensors(path), config)  # raises an error for a file that does not fit, before the work
         tokenizer = Tokenizer.of(path)
     scheme = scheme_for(config, format, group, zeros)
     ids = None
@@ -80,12 +83,14 @@ def quantize(
         ids = [config.checked_ids(tokenizer.encode(text)[:longest], "--calibration") for text in texts]
     began = time.perf_counter()
     try:
-        with progress_bar(notes, "layers") as bar, reading(path, NEEDED):
+        with progress_bar(notes, "layers") as bar:
             task = bar.add_task("Quantising", total=None)
             write_folder(path, target, config, scheme, ids,
                          lambda done, total: bar.update(task, completed=done, total=total))
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"{model}: {error}") from None
     before, after = (sum(file.stat().st_size for file in one.glob("*.safetensors")) for one in (path, target))
     groups = f" in groups of {scheme.group}" if scheme.group else ""
     console.print(f"Wrote {model} in {format}{groups} to {out}, by {method}, in {time.perf_counter() - began:.1f} s: "
