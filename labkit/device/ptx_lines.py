@@ -105,6 +105,8 @@ _line("unpack_half2", "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0,
 _line("unpack_bf162",
       "{ .reg .b32 lo, hi; shl.b32 lo, $2, 16; and.b32 hi, $2, 0xffff0000; mov.b32 $0, lo; mov.b32 $1, hi; }",
       [F32, F32], [U32])
+for _end, _type in (("half2", "f16x2"), ("bf162", "bf16x2")):
+    _line(f"fma_{_end}", f"fma.rn.{_type} $0, $1, $2, $3;", [U32], [U32, U32, U32])
 _line("float_bits", "mov.b32 $0, $1;", [U32], [F32])
 _line("bits_float", "mov.b32 $0, $1;", [F32], [U32])
 _line("to_tf32", "cvt.rna.tf32.f32 $0, $1;", [U32], [F32])

@@ -42,6 +42,7 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.fused_linear", "fused_linear fused_linear_gelu fused_linear_gelu_erf fused_linear_residual"),
     ("kernels.ops.skinny_linear", "skinny_linear skinny_linear_half"),
     ("kernels.ops.linear_bf16", "streamed_linear linear_bf16 linear_swiglu lm_head"),
+    ("kernels.ops.quantized_linear", "linear_int4 linear_int8 linear_fp8_weights"),
     ("kernels.ops.projection", "projection logits"),
     ("kernels.ops.attention", "attention attention_causal attention_cached"),
     ("kernels.ops.attention_half", "attention_half attention_half_causal attention_half_cached"),
@@ -60,7 +61,7 @@ HOMES = {name: home for home, names in (
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("array_sum", "logprobs")
+UNRECORDED = ("array_sum", "logprobs", "linear_int4", "linear_int8", "linear_fp8_weights")
 
 
 def op(name: str):

@@ -23,6 +23,7 @@ from labkit.kernels.norm.layernorm import EPSILON
 from labkit.kernels.rope import frequencies
 from labkit.models import gpt2_block
 from labkit.models.blob import is_bfloat16
+from labkit.models.packed import QuantizedTensor, check_quantization
 
 LARGEST = 2**31 - 1  # kernels index with int32
 HEAD = "lm_head.weight"  # (V, C); no file has it where it is the embedding's table
@@ -135,7 +136,8 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
         tensor = tensors[tensor_name]
         if tuple(tensor.shape) != expected[param]:
             raise ValueError(f"{tensor_name} has shape {tuple(tensor.shape)}; the configuration says {expected[param]}")
-        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, tensor_name):
+        is_number = isinstance(tensor, QuantizedTensor) or tensor.dtype.kind == "f"
+        if not is_number and not is_bfloat16(tensors, tensor_name):
             raise ValueError(f"{tensor_name} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or "
                              f"float64")
     config.check_file(tensors, names)
@@ -209,7 +211,6 @@ class LlamaConfig(Config):
         "sliding_window": (None,),
         "partial_rotary_factor": (None, 1, 1.0),
         "rope_interleaved": (False, None),
-        "quantization_config": (None,),
     }
     required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -225,6 +226,7 @@ class LlamaConfig(Config):
     rope_theta: float = 10_000.0
     rope_scaling: Mapping | None = None  # as labkit.kernels.rope takes it; None: the angles as they are
     tie_word_embeddings: bool = False
+    quantization_config: Mapping | None = None  # as labkit.models.packed takes it; None: no layer is quantised
 
     def __post_init__(self):
         if self.num_key_value_heads is None:
@@ -245,6 +247,9 @@ class LlamaConfig(Config):
         self.check(OBJECT, "rope_scaling")
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", self._checked_scaling(self.rope_scaling))
+        self.check(OBJECT, "quantization_config")
+        if self.quantization_config is not None:
+            check_quantization(self.quantization_config)
 
     @classmethod
     def derived(cls, entries: Mapping) -> dict:

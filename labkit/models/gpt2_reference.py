@@ -19,6 +19,7 @@ from labkit.models.blob import converted, is_bfloat16
 from labkit.models.configs import HEAD, names_in
 from labkit.models.gpt2 import GPT2, Config, Workspace
 from labkit.models.gpt2_block import allowed_error, block_steps
+from labkit.models.packed import QuantizedTensor, opened
 from labkit.models.safetensors import Named
 
 
@@ -35,11 +36,16 @@ class Converted(Named):
 
 
 def weights_of(tensors: Mapping[str, np.ndarray], config: configs.Config, dtype="float32") -> Converted:
-    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
+    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64; quantised ones are what
+    their codes stand for."""
+    tensors = opened(tensors, getattr(config, "quantization_config", None))
     names, stored = names_in(tensors, config), np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
     def read(param: str) -> np.ndarray:
-        return float64_of(converted(tensors[names[param]], stored, is_bfloat16(tensors, names[param])))
+        tensor = tensors[names[param]]
+        if isinstance(tensor, QuantizedTensor):
+            return tensor.read().dequantize()
+        return float64_of(converted(tensor, stored, is_bfloat16(tensors, names[param])))
 
     return Converted(names, read)
 

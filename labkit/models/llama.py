@@ -45,13 +45,18 @@ from labkit.kernels.elements import ELEMENTS
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed, make_normed
+from labkit.kernels.linear.quantized import Packed
+from labkit.kernels.linear.quantized_linear import quantized_linear
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.op import missing
 from labkit.kernels.rope import rope_split_cache, rope_table
+from labkit.kernels.swiglu import swiglu
 from labkit.models.blob import Blob, LazyTensor, converted, is_bfloat16
 from labkit.models.configs import EMBEDDING, HEAD, LARGEST, names_in, shapes
 from labkit.models.configs import LlamaConfig as Config
 from labkit.models.dtypes import DTYPES, chosen
+from labkit.models.packed import QuantizedTensor, arrays_of, as_bytes, opened, stacked
+from labkit.models.packed import views as packed_views
 from labkit.models.step import Inputs, Piece, Shape, Step
 from labkit.models.watch import reporter
 
@@ -61,7 +66,8 @@ from labkit.models.watch import reporter
 class Llama:
     """The weights of a Llama on the device, and the launches that use them.
 
-    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type, or quantised as
+    the configuration says (labkit.models.packed): these are multiplied as they are, and the others are of `dtype`.
     dtype: "bfloat16", "float16", "float32", or "auto", of which the attribute says what it was (labkit.models.dtypes).
     positions: how many of them the table of angles has; at most the model's.
     """
@@ -70,10 +76,13 @@ class Llama:
                  kernels: Kernels | None = None, positions: int | None = None):
         dtype = chosen(dtype, config.kind)
         self.config, self.dtype, self.kernels = config, dtype, kernels or Kernels()
-        self.tensors = tensors
-        self.weights = Blob(arranged(tensors, config, DTYPES[dtype], self.kernels.arrange_gate_up), finite=True)
-        self.head = self.weights[EMBEDDING if config.tie_word_embeddings else HEAD]  # (V, C)
-        self.layers = [self.weights.under(f"layers.{layer}.") for layer in range(config.num_hidden_layers)]
+        self.tensors = opened(tensors, config.quantization_config)
+        if self.tensors is not tensors and dtype == "float32":
+            raise ValueError("dtype is 'float32'; with quantised weights it must be 'bfloat16' or 'float16'")
+        arrays, self.quantized = arranged(self.tensors, config, DTYPES[dtype], self.kernels.arrange_gate_up)
+        self.weights = Blob(arrays, finite=True)
+        self.head = self._param(EMBEDDING if config.tie_word_embeddings else HEAD)  # (V, C)
+        self.layers = [self._params(f"layers.{layer}.") for layer in range(config.num_hidden_layers)]
         self.positions = min(positions or config.max_position_embeddings, config.max_position_embeddings)
         self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
         self.scale = config.head_dim**-0.5
@@ -93,22 +102,45 @@ class Llama:
         kernels and no biases, on a GPU with tensor cores; else none."""
         run = self.kernels
         default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
-        return int(default and type(self).linear is Llama.linear and self.dtype != "float32"
+        return int(default and not self.quantized and type(self).linear is Llama.linear and self.dtype != "float32"
                    and fits_normed(1, self.config.hidden_size) and gpus.chosen_on_gpu()
                    and not missing(make_normed(self.config.hidden_size, 1, self.config.rms_norm_eps,
                                                element=ELEMENTS[DTYPES[self.dtype]])))
+
+    def _param(self, name: str):
+        """A parameter on the device: an array, or Packed if it is quantised."""
+        array = self.weights[name]
+        return packed_views(self.quantized[name], array) if name in self.quantized else array
+
+    def _params(self, prefix: str) -> dict:
+        return {name.removeprefix(prefix): self._param(name) for name in self.weights if name.startswith(prefix)}
 
     # What other architectures override: see qwen3.py.
 
     def linear(self, x, w, name: str, out, stream) -> None:
         """A linear layer of attention; a Llama's have no biases."""
-        self.kernels.linear(x, w[f"{name}.weight"], out, stream=stream)
+        self.multiply(x, w[f"{name}.weight"], out, stream)
 
     def split_heads(self, w, step: Step, keys, values, b: SimpleNamespace, stream) -> None:
         """Queries to b.q, rotated; keys, rotated, and values to the cache."""
         self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
 
     # Common to all architectures.
+
+    def multiply(self, x, weight, out, stream, bias=None) -> None:
+        """out = x @ weight.T + bias, by the launcher for weights of this kind."""
+        run = self.kernels
+        launch = run.quantized_linear if isinstance(weight, Packed) else run.linear
+        launch(x, weight, out, **({} if bias is None else {"bias": bias}), stream=stream)
+
+    def gate_and_up(self, w, b: SimpleNamespace, stream) -> None:
+        """The first two products of the MLP, and SwiGLU; of quantised weights in two launches."""
+        run, weight = self.kernels, w["mlp.gate_up_proj.weight"]
+        if isinstance(weight, Packed):
+            run.quantized_linear(b.normed, weight, b.gate_up, stream=stream)  # (T, 2I)
+            run.swiglu(b.gate_up, b.gated, stream=stream)
+        else:
+            run.linear_swiglu(b.normed, weight, b.gated, stream=stream)
 
     def attend(self, step: Step, keys, values, b: SimpleNamespace, stream) -> None:
         """Write b.attended: sequences with one row by a kernel that splits the cache among blocks, the others by one
@@ -147,9 +179,9 @@ class Llama:
         run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)  # both
         report("added", b.x)
         report("post_norm", b.normed)
-        run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
+        self.gate_and_up(w, b, stream)  # (T, I)
         report("gated", b.gated)
-        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
+        self.multiply(b.gated, w["mlp.down_proj.weight"], b.projected, stream)  # (T, C)
         report("down", b.projected)
 
     def layer_of_one_row(self, index: int, step: Step, cache: Cache, b: SimpleNamespace, stream=0) -> None:
@@ -195,7 +227,7 @@ class Llama:
         if shape.decoding < max(shape.rows, shape.sequences):  # else every row is the last of its sequence
             run.embedding(step.last, b.normed, b.last, stream=stream)  # (B, C)
             last = b.last
-        run.linear(last, self.head, b.logits, stream=stream)  # (B, V)
+        self.multiply(last, self.head, b.logits, stream)  # (B, V)
         report("logits", b.logits)
         return b.logits
 
@@ -203,7 +235,7 @@ class Llama:
         """The logits after rows begin .. end of the step that `forward` ran last, (end - begin, V) float32, for at most
         ws.sequences rows. They overwrite those that it returned."""
         logits = ws.logits[: end - begin]
-        self.kernels.linear(ws.normed[begin:end], self.head, logits, stream=stream)
+        self.multiply(ws.normed[begin:end], self.head, logits, stream)
         return logits
 
     def needed(self, step: Step, cache: Cache, ws: Workspace) -> list[tuple]:
@@ -252,30 +284,45 @@ class SingleSequence:
 
 def arranged(
     tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
-) -> dict[str, LazyTensor]:
+) -> tuple[dict[str, LazyTensor], dict[str, QuantizedTensor]]:
     """Arrange the parameters for the launches: queries, keys and values as one product, "self_attn.qkv_proj", and the
-    MLP's gate and up as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device."""
+    MLP's gate and up as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device. Return
+    them, quantised ones as bytes, and of those what the bytes are."""
     names, expected, dtype = names_in(tensors, config), shapes(config), np.dtype(dtype)
+    sources = {param: tensors[name] for param, name in names.items()}
+    quantized = {param: source for param, source in sources.items() if isinstance(source, QuantizedTensor)}
 
     def read(param: str) -> np.ndarray:
         return converted(tensors[names[param]], dtype, is_bfloat16(tensors, names[param]))
 
+    def merge(parts: list[str], merged: str, shape: tuple, stack: Callable) -> None:
+        """Put one parameter in the place of several with the same input. shape, stack: of arrays."""
+        makers = [result.pop(part).make for part in parts]
+        result[merged] = LazyTensor(shape, dtype, lambda: stack([make() for make in makers]))
+        layers = [quantized.pop(part, None) for part in parts]
+        if any(layers):
+            if len({layer and (layer.format, layer.group, layer.scale_dtype) for layer in layers}) > 1:
+                raise ValueError(f"{' and '.join(parts)} are not quantised alike; with the same input they are one "
+                                 f"product here")
+            quantized[merged] = stacked(layers)
+
     result = {param: LazyTensor(expected[param], dtype, functools.partial(read, param)) for param in names}
+    gate_up = ()
     for layer in range(config.num_hidden_layers):
         prefix = f"layers.{layer}."
         for kind in ("weight", "bias"):
             parts = [f"{prefix}self_attn.{part}_proj.{kind}" for part in "qkv"]
             if parts[0] in result:
-                makers = [result.pop(part).make for part in parts]
-                result[f"{prefix}self_attn.qkv_proj.{kind}"] = LazyTensor(
-                    (config.qkv, *expected[parts[0]][1:]), dtype,
-                    lambda makers=makers: np.concatenate([make() for make in makers]))
-        gate, up = (result.pop(f"{prefix}mlp.{part}_proj.weight").make for part in ("gate", "up"))
-        if layer == 0:
-            shape = arrange_gate_up(gate(), up()).shape  # the same in all layers
-        result[f"{prefix}mlp.gate_up_proj.weight"] = LazyTensor(
-            shape, dtype, lambda gate=gate, up=up: arrange_gate_up(gate(), up()))
-    return result
+                shape = (config.qkv, *expected[parts[0]][1:])
+                merge(parts, f"{prefix}self_attn.qkv_proj.{kind}", shape, np.concatenate)
+        parts = [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        gate_up = gate_up or arrange_gate_up(*(np.empty(expected[part], dtype) for part in parts)).shape
+        merge(parts, f"{prefix}mlp.gate_up_proj.weight", gate_up, lambda arrays: arrange_gate_up(*arrays))
+    for param, tensor in quantized.items():
+        if tensor.shape[1] % 8:
+            raise ValueError(f"{param} has {tensor.shape[1]} columns; quantised weights need a multiple of 8")
+        result[param] = LazyTensor((arrays_of(tensor)[1],), np.dtype(np.uint8), functools.partial(as_bytes, tensor))
+    return result, quantized
 
 
 # --- The kernels that it is made of ----------------------------------------------------------------------------------
@@ -291,6 +338,8 @@ class Kernels:
     rmsnorm(x, weight, out, eps)
     add_rmsnorm(x, residual, weight, out, eps)                              residual += x, and that normalised
     linear(x, weight, out, bias=None)                                       out may be float32: logits
+    quantized_linear(x, packed, out, bias=None)                             as linear, with weights in 8 or 4 bits
+    swiglu(gate_up, out)                                                    after that: silu(gate) * up
     linear_swiglu(x, gate_up, out)                                          gate_up as arrange_gate_up(gate, up) has it
     rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, eps=)
     paged_decode(q, keys, values, page_table, contexts, out, scale, parts)
@@ -301,6 +350,8 @@ class Kernels:
     rmsnorm: Callable = rmsnorm
     add_rmsnorm: Callable = add_rmsnorm
     linear: Callable = linear
+    quantized_linear: Callable = quantized_linear
+    swiglu: Callable = swiglu
     linear_swiglu: Callable = linear_swiglu
     arrange_gate_up: Callable = arrange_gate_up
     rope_split_cache: Callable = rope_split_cache
@@ -341,7 +392,7 @@ class Workspace:
     def __init__(self, config: Config, tokens: int, sequences: int, dtype: str = "auto"):
         if not 1 <= sequences <= tokens:
             raise ValueError(f"sequences is {sequences}; a step of {tokens} tokens has at least 1 and at most {tokens}")
-        self.tokens, self.sequences = tokens, sequences
+        self.tokens, self.sequences, self.of_rows = tokens, sequences, OF_ROWS
         kind = DTYPES[chosen(dtype, config.kind)]
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
         # x is the residual stream, summed the same in the middle of a layer whose norms are fused into products, and
@@ -351,6 +402,9 @@ class Workspace:
         self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
         self.qkv = cuda.device_array((tokens, config.qkv), kind)  # (T, (H + 2K) * D)
         self.gated = cuda.device_array((tokens, config.intermediate_size), kind)
+        if config.quantization_config is not None:  # with SwiGLU in a launch of its own
+            self.gate_up = cuda.device_array((tokens, 2 * config.intermediate_size), kind)
+            self.of_rows = (*OF_ROWS, "gate_up")
         self.last = cuda.device_array((sequences, C), kind)
         self.logits = cuda.device_array((sequences, config.vocab_size), np.float32)
         self.parts = decode_parts(sequences, H, D, kind)
@@ -362,7 +416,7 @@ class Workspace:
         if shape.rows > self.tokens or shape.sequences > self.sequences:
             raise ValueError(f"the step has {shape.rows} rows of {shape.sequences} sequences; memory was allocated for "
                              f"{self.tokens} of {self.sequences}")
-        rows = {name: getattr(self, name)[: shape.rows] for name in OF_ROWS}
+        rows = {name: getattr(self, name)[: shape.rows] for name in self.of_rows}
         rows |= {name: getattr(self, name)[: shape.sequences] for name in OF_SEQUENCES}
         return SimpleNamespace(**rows, q_decoding=self.q[: shape.decoding], parts=self.parts,
                                attended_decoding=self.attended[: shape.decoding],
@@ -370,4 +424,5 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (*(getattr(self, name) for name in OF_ROWS + OF_SEQUENCES), *self.parts))
+        arrays = (getattr(self, name) for name in self.of_rows + OF_SEQUENCES)
+        return sum(array.nbytes for array in (*arrays, *self.parts))

@@ -62,7 +62,7 @@ def attention(q, keys, values) -> np.ndarray:
     tokens, heads, size = q.shape
     context_len, group_size = keys.shape[0], heads // keys.shape[1]
     keys, values = (np.repeat(array, group_size, axis=1) for array in (keys, values))
-    scores = np.einsum("thd,nhd->htn", q, keys) / np.sqrt(size)
+    scores = np.einsum("thd,nhd->htn", q, keys) / size**0.5
     hidden = np.arange(context_len)[None, :] > np.arange(context_len - tokens, context_len)[:, None]
     scores = np.where(hidden, -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -77,25 +77,13 @@ def swiglu(gate, up, rounded: Callable = unchanged) -> np.ndarray:
 # --- All of it -------------------------------------------------------------------------------------------------------
 
 
-def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int], *, positions=None,
-                given: Mapping[str, np.ndarray] | None = None, rounded: Callable = unchanged) -> dict[str, np.ndarray]:
-    """The output of each launch of llama.py for the tokens `ids` of one sequence, by the name it is reported under;
-    "logits" are those of all tokens. Keys and values are (tokens, K, D).
-
-    w: as weights_of gives them. positions: of the tokens; left out, from 0 on. given: outputs of a model: each
-    activation is then computed from the model's own inputs to its launch, so that an error shows only in the launch
-    that made it. Its keys and values may include those of earlier tokens. rounded: applied wherever a model rounds.
-    """
-    given = given or {}
-    tokens, size = len(ids), config.head_dim
+def layer_activations(config: Config, w: Mapping[str, np.ndarray], h: str, x: np.ndarray, positions, record: Callable,
+                      rounded: Callable = unchanged) -> np.ndarray:
+    """Return what the layer whose parameters' names begin with `h` makes of x (T, C). record(name, value) is called
+    with the output of each launch, and returns what the next one computes with."""
+    tokens, size = x.shape[0], config.head_dim
     queries = config.num_attention_heads * size
     keys_end = queries + config.num_key_value_heads * size
-    positions = np.arange(tokens) if positions is None else np.asarray(positions)
-    result: dict[str, np.ndarray] = {}
-
-    def record(name, value):
-        result[name] = value
-        return np.asarray(given.get(name, value), np.float64)
 
     def linear(x, *names):
         """Several of the file's products side by side."""
@@ -105,24 +93,43 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int],
         x = x.reshape(tokens, -1, size)
         return rmsnorm(x, w[norm], config.rms_norm_eps, rounded) if norm in w else x
 
+    normed = record(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
+    qkv = record(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
+    q, k, v = np.split(qkv, (queries, keys_end), axis=1)
+    q = record(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
+    keys = record(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
+    values = record(h + "values", heads(v, None))
+    attended = record(h + "attended", rounded(attention(q, keys, values)))
+    projected = record(h + "projected", linear(attended, h + "self_attn.o_proj"))
+    x = record(h + "added", rounded(x + projected))
+    normed = record(h + "post_norm", rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
+    gated = record(h + "gated", swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
+    down = record(h + "down", linear(gated, h + "mlp.down_proj"))
+    return record(h + "out", rounded(x + down))
+
+
+def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int], *, positions=None,
+                given: Mapping[str, np.ndarray] | None = None, rounded: Callable = unchanged,
+                dtype=np.float64) -> dict[str, np.ndarray]:
+    """The output of each launch of llama.py for the tokens `ids` of one sequence, by the name it is reported under;
+    "logits" are those of all tokens. Keys and values are (tokens, K, D).
+
+    w: as weights_of gives them. positions: of the tokens; left out, from 0 on. given: outputs of a model: each
+    activation is then computed from the model's own inputs to its launch, so that an error shows only in the launch
+    that made it. Its keys and values may include those of earlier tokens. rounded: applied wherever a model rounds.
+    dtype: in which it is computed, if the parameters are of it, too.
+    """
+    given = given or {}
+    positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
+    result: dict[str, np.ndarray] = {}
+
+    def record(name, value):
+        result[name] = value
+        return np.asarray(given.get(name, value), dtype)
+
     x = record("embedding", w[EMBEDDING][np.asarray(ids)])
     for layer in range(config.num_hidden_layers):
-        h = f"layers.{layer}."
-        normed = record(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
-        qkv = record(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
-        q, k, v = np.split(qkv, (queries, keys_end), axis=1)
-        q = record(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
-        keys = record(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
-        values = record(h + "values", heads(v, None))
-        attended = record(h + "attended", rounded(attention(q, keys, values)))
-        projected = record(h + "projected", linear(attended, h + "self_attn.o_proj"))
-        x = record(h + "added", rounded(x + projected))
-        normed = record(h + "post_norm",
-                        rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
-        gated = record(h + "gated",
-                       swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
-        down = record(h + "down", linear(gated, h + "mlp.down_proj"))
-        x = record(h + "out", rounded(x + down))
+        x = layer_activations(config, w, f"layers.{layer}.", x, positions, record, rounded)
     normed = record("norm", rmsnorm(x, w["norm.weight"], config.rms_norm_eps, rounded))
     record("logits", normed @ w[HEAD if HEAD in w else EMBEDDING].T)  # float32: not rounded
     return result

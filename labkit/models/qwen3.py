@@ -15,7 +15,7 @@ from labkit.models.step import Step
 
 class Qwen3(llama.Llama):
     def linear(self, x, w, name: str, out, stream) -> None:
-        self.kernels.linear(x, w[f"{name}.weight"], out, bias=w.get(f"{name}.bias"), stream=stream)
+        self.multiply(x, w[f"{name}.weight"], out, stream, bias=w.get(f"{name}.bias"))
 
     def split_heads(self, w, step: Step, keys, values, b: SimpleNamespace, stream) -> None:
         self.kernels.rope_split_cache(

@@ -105,6 +105,10 @@ _intrinsic("unpack_bf162", "word", "value", ANY, _MOV,
            "The two bfloat16 in a uint32 as float32: (low, high). Exact: a bfloat16 is the upper half of a float32.")
 _intrinsic("float_bits", "x", "value", ANY, _MOV, "The bits of a float32 as a uint32.")
 _intrinsic("bits_float", "u", "value", ANY, _MOV, "The float32 that has these 32 bits.")
+_FMA = """a * b + c of two float16 at once, each a word of two, rounded once to nearest, ties to even: a word of two."""
+_intrinsic("fma_half2", "a b c", "value", ANY, "Half Precision Floating Point Instructions: fma", _FMA)
+_intrinsic("fma_bf162", "a b c", "value", SM80, "Half Precision Floating Point Instructions: fma",
+           _FMA.replace("float16", "bfloat16"))
 _intrinsic("to_tf32", "x", "value", SM80, _CVT,
            """The float32 x as tf32: 8 bits of exponent, 10 of mantissa, rounded to nearest with ties away from zero.
            Returns a uint32, a float32's bits with the low 13 at zero: what mma_m16n8k8_f32_tf32 takes.""")

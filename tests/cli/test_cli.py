@@ -102,6 +102,7 @@ OPTIONS = {
     "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --dtype "
              "--engine-process --max-waiting --max-connections --deadline --allow-origin --window-control --device",
     "compare": "--dtype --transformers --dump --device",
+    "quantize": "--out --bits --format --group --zeros --method --calibration",
     "embed": "--out --model --batch-size --dtype --device",
     "sts": "--model --dtype --device",
     "weights": "--from --cache",

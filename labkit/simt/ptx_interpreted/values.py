@@ -44,6 +44,21 @@ def unpack_bf162(word):
     return tuple(from_bf16(_split_word(word, np.uint16)))
 
 
+def _fma(a, b, c, dtype):
+    a, b, c = (_split_word(word, dtype) for word in (a, b, c))
+    if dtype == np.uint16:
+        a, b, c = map(from_bf16, (a, b, c))
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def fma_half2(a, b, c):
+    return _pack(_fma(a, b, c, np.float16).astype(np.float16))
+
+
+def fma_bf162(a, b, c):
+    return _pack(to_bf16(_fma(a, b, c, np.uint16)))
+
+
 def float_bits(x):
     return Uint32(np.float32(x).view(np.uint32))
 
@@ -76,5 +91,5 @@ def rcp_approx(x):
     return _flush(np.float32(1) / _flush(x))
 
 
-VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, float_bits, bits_float, to_tf32, tanh_approx,
-          exp2_approx, rcp_approx)  # fmt: skip
+VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, fma_half2, fma_bf162, float_bits, bits_float, to_tf32,
+          tanh_approx, exp2_approx, rcp_approx)  # fmt: skip

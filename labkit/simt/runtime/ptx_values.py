@@ -58,6 +58,26 @@ pack_half2, pack_bf162 = _pack(float_to_half), _pack(float_to_bf16)
 unpack_half2, unpack_bf162 = _unpack(half_to_float), _unpack(bf16_to_float)
 
 
+def _fma(to_float, convert):
+    """Emit: a * b + c of the two elements of a word, in float64 before it is rounded."""
+    @intrinsic
+    def fma(typing_context, a, b, c):
+        def codegen(context, builder, signature, arguments):
+            results = []
+            for shift in (0, 16):
+                parts = [builder.trunc(builder.lshr(word, ir.Constant(_I32, shift)), _I16) for word in arguments]
+                a, b, c = (builder.fpext(to_float(builder, half), ir.DoubleType()) for half in parts)
+                results.append(builder.fptrunc(builder.fadd(builder.fmul(a, b), c), _F32))
+            return emit_pair(builder, convert, *results)
+
+        return types.uint32(types.uint32, types.uint32, types.uint32), codegen
+
+    return fma
+
+
+fma_half2, fma_bf162 = _fma(half_to_float, float_to_half), _fma(bf16_to_float, float_to_bf16)
+
+
 def _unary(operand, result, emit):
     @intrinsic
     def operation(typing_context, x):
