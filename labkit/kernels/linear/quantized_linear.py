@@ -624,9 +624,9 @@ def make_dequantize(format: str, group: int, scale_element: Element | None, zero
     @cuda.jit
     def dequantize_kernel(words, scales, zero_words, out):
         eight, row = u32.grid(2)
-        depth = u32.shape(out)[1]
+        rows, depth = u32.shape(out)
         k = 8 * eight
-        if k < depth:
+        if k < depth and row < rows:
             steps = (depth + (TILE_STEP - 1)) // TILE_STEP
             tile, half, g = row // 16, row // 8 % 2, row % 8
             scale, zero = ZERO, ZERO
