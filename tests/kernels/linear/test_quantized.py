@@ -223,7 +223,7 @@ def test_many_rows_multiply_dequantised_weights():
 
 
 @pytest.mark.parametrize(("capability", "tokens", "expected"), [
-    ("7.5", 1, "by_warp"), ((8, 0), 256, "by_tensor_cores"), ("9.0", 1, "by_tensor_cores"),
+    ("7.5", 1, "by_warp"), ("8.0", 256, "by_tensor_cores"), ("9.0", 1, "by_tensor_cores"),
     ("9.0", 257, "by_dequantized"),
 ])
 def test_which_form_runs_where(monkeypatch, capability, tokens, expected):
