@@ -932,6 +932,7 @@ def test_tensor_maps_that_tma_cannot_describe():
         ((good, 8, 12), "box_cols is 12, 24 bytes"),
         ((good, 8, 128), "at most 128"),
         ((good, 8, 64, 100), "swizzle is 100"),
+        ((good, 8, 64, 128, True), "with tf32 it must be float32"),
     ]:
         with pytest.raises(ValueError, match=message):
             ptx.tensor_map_2d(*args)
