@@ -188,7 +188,8 @@ class Intrinsics:
         if addresses.min() < 0 or addresses.max() + itemsize > window.size:
             self.fault(
                 "bounds", line, f"starts ptx.{name} on a tile that reaches byte {addresses.max() + itemsize:,} of the "
-                f"block's {window.size:,} bytes of shared memory (leading_bytes {leading}, stride_bytes {stride})", thread,
+                f"block's {window.size:,} bytes of shared memory (leading_bytes {leading}, stride_bytes {stride})",
+                thread,
             )  # fmt: skip
         return addresses
 
