@@ -346,10 +346,10 @@ plots.ladder(ladder(MATMUL, MATMUL.work.timed_gpu) if device.on_gpu() else recor
 counters("pipelined", "PyTorch", waits=("short_scoreboard", "dispatch_stall", "barrier"))
 
 # %% [markdown]
-# From the naive kernel to the pipeline it is a factor of {{ words(rate['pipelined'] / rate['naive']) }}, and *pipelined*
-# runs at {{ of_cublas:.2f }} of the speed of cuBLAS, which PyTorch calls. The counters say what separates them: nearly
-# the same number of instructions, and units that cuBLAS keeps busy for a little more of the time{{ if alike }}, with
-# fewer dispatch stalls{{ if more_dispatch }}.
+# From the naive kernel to the pipeline it is a factor of {{ words(rate['pipelined'] / rate['naive']) }}, and
+# *pipelined* runs at {{ of_cublas:.2f }} of the speed of cuBLAS, which PyTorch calls. The counters say what separates
+# them: nearly the same number of instructions, and units that cuBLAS keeps busy for a little more of the
+# time{{ if alike }}, with fewer dispatch stalls{{ if more_dispatch }}.
 #
 # That is at 4,096. At 1,024 `out` has 64 tiles of 128 × 128, for 132 SMs. What share of cuBLAS's speed does the
 # pipeline reach at 1,024?

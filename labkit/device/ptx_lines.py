@@ -77,6 +77,9 @@ for _name, _ptx, _memory in (("load_global4", "ld.global", GLOBAL4), ("load_nc4"
 for _name, _ptx, _memory in (("store_global4", "st.global", GLOBAL4), ("store_shared4", "st.shared", SHARED4)):
     _line(_name, f"{_ptx}.v4.{{type}} [$0], {{$1, $2, $3, $4}};", [], [_memory, *[WORD] * 4])
 
+_line("store_global2", "st.global.v2.{type} [$0], {$1, $2};", [],
+      [Memory("global", (4,), "4-byte types"), WORD, WORD])
+
 # --- Packing, and arithmetic that Numba does not offer ----------------------------------------------------------------
 
 

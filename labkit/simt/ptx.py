@@ -80,6 +80,9 @@ _intrinsic("load_nc4", "array i", "memory", ANY, "Data Movement and Conversion I
            kernel runs. The compiler may move it freely.""", _FOUR)
 _intrinsic("store_global4", "array i x y z w", "memory", ANY, "Data Movement and Conversion Instructions: st",
            "Four consecutive 32-bit words to global memory in one 128-bit store.", _FOUR)
+_intrinsic("store_global2", "array i x y", "memory", ANY, "Data Movement and Conversion Instructions: st",
+           """Two consecutive elements of 4 bytes to global memory in one 64-bit store. i is the flat index of the
+           first, and must be even.""")
 _intrinsic("load_shared4", "shared i", "memory", ANY, "Data Movement and Conversion Instructions: ld",
            """Four consecutive 32-bit words of shared memory in one 128-bit load. A warp's 512 bytes go in four steps,
            eight lanes at a time: conflict-free where the 8 lanes of each step touch 32 different banks.""", _FOUR)

@@ -67,6 +67,21 @@ def test_four_elements_in_one_access(dtype, rng):
 
 
 @cuda.jit
+def swap_pairs(source, out):
+    i = uint32(cuda.grid(1)) * uint32(2)
+    if i < out.size:
+        ptx.store_global2(out, i, source[i + uint32(1)], source[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint32])
+def test_two_elements_in_one_store(dtype, rng):
+    source = (rng.random(64) * 1000).astype(dtype)
+    out = cuda.to_device(np.zeros(64, dtype))
+    swap_pairs[1, 32](cuda.to_device(source), out)
+    np.testing.assert_array_equal(out.copy_to_host(), source.reshape(-1, 2)[:, ::-1].reshape(-1))
+
+
+@cuda.jit
 def copy_eight_float16(source, out):
     i = uint32(cuda.grid(1)) * uint32(8)
     if i < out.size:

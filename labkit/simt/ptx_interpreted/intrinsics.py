@@ -29,8 +29,8 @@ class Intrinsics:
         names = {f"_ptx_{f.__name__}": f for f in VALUES}
         for name in ("load_global4", "load_nc4", "load_shared4"):
             names[f"_ptx_{name}"] = functools.partial(self._load4, name)
-        for name in ("store_global4", "store_shared4"):
-            names[f"_ptx_{name}"] = functools.partial(self._store4, name)
+        for name in ("store_global4", "store_shared4", "store_global2"):
+            names[f"_ptx_{name}"] = functools.partial(self._store_words, name)
         names["_ptx_store_global_half2"] = functools.partial(self._store_pair, "store_global_half2", pack_half2)
         names["_ptx_store_global_bf162"] = functools.partial(self._store_pair, "store_global_bf162", pack_bf162)
         names["_ptx_cp_async_16"] = functools.partial(self._copy, "cp_async_16", 16)
@@ -61,10 +61,10 @@ class Intrinsics:
             return tuple(flat.tolist())
         return tuple(map(Uint32, flat.view(np.uint32).tolist()))
 
-    def _store4(self, name, array, i, *values):
-        frame = sys._getframe(1)
+    def _store_words(self, name, array, i, *values):
+        frame, nbytes = sys._getframe(1), 4 * len(values)
         self._check_words(name, array, frame.f_lineno)
-        flat = self.execution.wide("store", name, array, int(i), 16, 16, frame.f_lineno, frame)
+        flat = self.execution.wide("store", name, array, int(i), nbytes, nbytes, frame.f_lineno, frame)
         if flat is not None:
             if flat.dtype == np.float32:
                 flat[...] = values
