@@ -303,8 +303,8 @@ counters("double_buffered", "async_copies", "warp_tiles", "reads_ahead",
 # ## The order of the products
 #
 # A multiply-add reads three registers, and the register file cannot always deliver all three in one clock: that is one
-# cause of a *dispatch stall*. A register that two neighbouring instructions both read is fetched once. The last rung
-# only changes the order of the 64 products, so that each shares a factor with the one before it.
+# cause of a *dispatch stall*. A register that two neighbouring instructions both read is fetched once. The rung
+# *pipelined* only changes the order of the 64 products, so that each shares a factor with the one before it.
 
 # %%
 pictures.product_order()
@@ -346,10 +346,10 @@ plots.ladder(ladder(MATMUL, MATMUL.work.timed_gpu) if device.on_gpu() else recor
 counters("pipelined", "PyTorch", waits=("short_scoreboard", "dispatch_stall", "barrier"))
 
 # %% [markdown]
-# From the naive kernel to the pipeline it is a factor of {{ words(rate['pipelined'] / rate['naive']) }}, and the last
-# rung runs at {{ of_cublas:.2f }} of the speed of cuBLAS, which PyTorch calls. The counters say what separates them:
-# nearly the same number of instructions, and units that cuBLAS keeps busy for a little more of the time{{ if alike }},
-# with fewer dispatch stalls{{ if more_dispatch }}.
+# From the naive kernel to the pipeline it is a factor of {{ words(rate['pipelined'] / rate['naive']) }}, and
+# *pipelined* runs at {{ of_cublas:.2f }} of the speed of cuBLAS, which PyTorch calls. The counters say what separates
+# them: nearly the same number of instructions, and units that cuBLAS keeps busy for a little more of the
+# time{{ if alike }}, with fewer dispatch stalls{{ if more_dispatch }}.
 #
 # That is at 4,096. At 1,024 `out` has 64 tiles of 128 × 128, for 132 SMs. What share of cuBLAS's speed does the
 # pipeline reach at 1,024?
@@ -364,7 +364,8 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
 
 # %% [markdown]
 # With 64 blocks more than half of the SMs get nothing{{ if 64 < 132 / 2 }}. cuBLAS has many kernels: it can choose one
-# with smaller tiles, or let several blocks share the steps of k. This ladder has one.
+# with smaller tiles, or let several blocks share the steps of k. The last rung, *split*, does the second. At 1,024 two
+# blocks compute a tile, each over half of k, and a second kernel adds their sums. From 2,048 on it is *pipelined*.
 #
 # ## What I learned
 #

@@ -77,6 +77,9 @@ for _name, _ptx, _memory in (("load_global4", "ld.global", GLOBAL4), ("load_nc4"
 for _name, _ptx, _memory in (("store_global4", "st.global", GLOBAL4), ("store_shared4", "st.shared", SHARED4)):
     _line(_name, f"{_ptx}.v4.{{type}} [$0], {{$1, $2, $3, $4}};", [], [_memory, *[WORD] * 4])
 
+_line("store_global2", "st.global.v2.{type} [$0], {$1, $2};", [],
+      [Memory("global", (4,), "4-byte types"), WORD, WORD])
+
 # --- Packing, and arithmetic that Numba does not offer ----------------------------------------------------------------
 
 
@@ -178,8 +181,9 @@ SHARED_TILE = ((1, 2, 4), "1-, 2- and 4-byte types")
 
 
 class Wgmma(NamedTuple):
-    """m64nNk16: the accumulators of one thread, `count` of them, go in and out through a local array. `a`: the types of
-    the operands of A, a descriptor or four registers; then come the descriptor of B and whether C is added."""
+    """m64nNk16, or k8 in TF32: the accumulators of one thread, `count` of them, go in and out through a local array.
+    `a`: the types of the operands of A, a descriptor or four registers; then come the descriptor of B and whether C is
+    added."""
 
     text: str
     count: int
@@ -199,9 +203,10 @@ def _wgmma(columns, inputs, transpose_b, a_in_registers) -> Wgmma:
         a, transpose = f"{{{', '.join(operands[:4])}}}", f"{int(transpose_b)}"
     else:
         a, transpose = operands[0], f"0, {int(transpose_b)}"
+    k, transpose = (8, "") if inputs == "tf32" else (16, f", {transpose}")  # TF32 is K-major, with no flag to say so
     return Wgmma(f"{{ .reg .pred p; setp.ne.b32 p, {operands[-1]}, 0; "
-                 f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{inputs}.{inputs} {{{registers}}}, "
-                 f"{a}, {operands[-2]}, p, 1, 1, {transpose}; }}", count, (U32,) * 4 if a_in_registers else (U64,))
+                 f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{inputs}.{inputs} {{{registers}}}, "
+                 f"{a}, {operands[-2]}, p, 1, 1{transpose}; }}", count, (U32,) * 4 if a_in_registers else (U64,))
 
 
 for _columns in cpu_ptx.WGMMA_COLUMNS:
@@ -210,6 +215,7 @@ for _columns in cpu_ptx.WGMMA_COLUMNS:
             for _suffix in ("", "_bmn"):
                 WGMMA[f"wgmma_m64n{_columns}k16_f32_{_inputs}{_a}{_suffix}"] = _wgmma(
                     _columns, _inputs, bool(_suffix), bool(_a))
+    WGMMA[f"wgmma_m64n{_columns}k8_f32_tf32_ra"] = _wgmma(_columns, "tf32", transpose_b=False, a_in_registers=True)
 
 _line("wgmma_fence", "wgmma.fence.sync.aligned;")
 _line("wgmma_commit", "wgmma.commit_group.sync.aligned;")

@@ -80,6 +80,9 @@ _intrinsic("load_nc4", "array i", "memory", ANY, "Data Movement and Conversion I
            kernel runs. The compiler may move it freely.""", _FOUR)
 _intrinsic("store_global4", "array i x y z w", "memory", ANY, "Data Movement and Conversion Instructions: st",
            "Four consecutive 32-bit words to global memory in one 128-bit store.", _FOUR)
+_intrinsic("store_global2", "array i x y", "memory", ANY, "Data Movement and Conversion Instructions: st",
+           """Two consecutive elements of 4 bytes to global memory in one 64-bit store. i is the flat index of the
+           first, and must be even.""")
 _intrinsic("load_shared4", "shared i", "memory", ANY, "Data Movement and Conversion Instructions: ld",
            """Four consecutive 32-bit words of shared memory in one 128-bit load. A warp's 512 bytes go in four steps,
            eight lanes at a time: conflict-free where the 8 lanes of each step touch 32 different banks.""", _FOUR)
@@ -275,6 +278,16 @@ for _columns in WGMMA_COLUMNS:
                 of its columns 16 * k to 16 * k + 15. Other code must not write these registers before a wgmma_wait
                 that covers the product.""", _WG, interpreted=True,
             )
+for _columns in WGMMA_COLUMNS:
+    _intrinsic(
+        f"wgmma_m64n{_columns}k8_f32_tf32_ra", "acc a0 a1 a2 a3 db accumulate", "warpgroup", SM90A,
+        f"{_GM}: wgmma.mma_async",
+        f"""As wgmma_m64n{_columns}k16_f32_f16_ra, in TF32: A 64 x 8 in registers, B 8 x {_columns} in shared memory,
+        K-major, the only order that TF32 has. Of both the low 13 bits are ignored.
+        a0 to a3: uint32. With w the warp's number in its warpgroup and row = 16 * w + g:
+            a0  A[row, q]        a1  A[row + 8, q]        a2  A[row, q + 4]        a3  A[row + 8, q + 4]
+        """, _WG, interpreted=True,
+    )
 _intrinsic("wgmma_fence", "", "order", SM90A, f"{_GM}: wgmma.fence",
            """Orders what the warpgroup wrote to registers (acc) and shared memory before the wgmma that follow. Needed
            before the first one, and whenever other code has written acc. Nothing to do on the CPU device.""",
@@ -388,13 +401,14 @@ class TensorMap:
     box_rows: int
     box_cols: int
     swizzle: int
+    tf32: bool = False
 
     @property
     def box_bytes(self):
         return self.box_rows * self.box_cols * np.dtype(self.array.dtype).itemsize
 
 
-def check_tensor_map(array, box_rows, box_cols, swizzle):
+def check_tensor_map(array, box_rows, box_cols, swizzle, tf32):
     """Raise a ValueError, which names the argument, for what the TMA unit cannot describe."""
     if getattr(array, "ndim", None) != 2:
         raise ValueError(f"tensor_map_2d: array must be a device array of rank 2, not {type(array).__name__}"
@@ -402,6 +416,8 @@ def check_tensor_map(array, box_rows, box_cols, swizzle):
     dtype = np.dtype(array.dtype)
     if dtype.name not in TENSOR_MAP_DTYPES:
         raise ValueError(f"tensor_map_2d: array has dtype {dtype}; allowed are {', '.join(TENSOR_MAP_DTYPES)}")
+    if tf32 and dtype != np.float32:
+        raise ValueError(f"tensor_map_2d: array has dtype {dtype}; with tf32 it must be float32")
     if not array.is_c_contiguous():
         raise ValueError("tensor_map_2d: array is not C-contiguous")
     rows, cols = array.shape
@@ -423,15 +439,16 @@ def check_tensor_map(array, box_rows, box_cols, swizzle):
                          f"may have at most {swizzle}")  # fmt: skip
 
 
-def tensor_map_2d(array, box_rows, box_cols, swizzle=128):
+def tensor_map_2d(array, box_rows, box_cols, swizzle=128, tf32=False):
     """Describes a matrix for TMA: boxes of box_rows x box_cols elements, written to shared memory with this swizzle.
 
     array: a C-contiguous device array of rank 2, float16, uint16 (bf16 bits) or float32, with rows of a multiple of 16
-    bytes. swizzle: 0, 32, 64 or 128 bytes, at least those of a row of the box. Returns what a kernel takes as its
-    tensor_map argument. Raises ValueError, naming the argument, for what TMA cannot describe.
+    bytes. swizzle: 0, 32, 64 or 128 bytes, at least those of a row of the box. tf32: loads round float32 values to
+    TF32. Returns what a kernel takes as its tensor_map argument. Raises ValueError, naming the argument, for what TMA
+    cannot describe.
     """
-    check_tensor_map(array, box_rows, box_cols, swizzle)
-    return TensorMap(array, int(box_rows), int(box_cols), int(swizzle))
+    check_tensor_map(array, box_rows, box_cols, swizzle, tf32)
+    return TensorMap(array, int(box_rows), int(box_cols), int(swizzle), bool(tf32))
 
 
 __all__ = ["INTRINSICS", "tensor_map_2d", *INTRINSICS]

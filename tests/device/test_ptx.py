@@ -67,6 +67,21 @@ def test_four_elements_in_one_access(dtype, rng):
 
 
 @cuda.jit
+def swap_pairs(source, out):
+    i = uint32(cuda.grid(1)) * uint32(2)
+    if i < out.size:
+        ptx.store_global2(out, i, source[i + uint32(1)], source[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint32])
+def test_two_elements_in_one_store(dtype, rng):
+    source = (rng.random(64) * 1000).astype(dtype)
+    out = cuda.to_device(np.zeros(64, dtype))
+    swap_pairs[1, 32](cuda.to_device(source), out)
+    np.testing.assert_array_equal(out.copy_to_host(), source.reshape(-1, 2)[:, ::-1].reshape(-1))
+
+
+@cuda.jit
 def copy_eight_float16(source, out):
     i = uint32(cuda.grid(1)) * uint32(8)
     if i < out.size:
@@ -468,15 +483,32 @@ def test_wgmma_takes_its_first_factor_from_registers(columns, kind, b_major, rng
     if kind == "bf16":
         a_stored, b_stored = bf16_bits(a), bf16_bits(b_stored).view(np.float16)
     words = np.stack([words_of_a(a_stored[:, :16]), words_of_a(a_stored[:, 16:])])
-    kernel = make_wgmma_from_registers(getattr(ptx, f"wgmma_m64n{columns}k16_f32_{kind}_ra{suffix}"), columns, k_step,
-                                       leading)
+    check_from_registers(f"wgmma_m64n{columns}k16_f32_{kind}_ra{suffix}", columns, k_step, leading, words, b_stored,
+                         a.astype(np.float64) @ b[:32].astype(np.float64))
+
+
+@pytest.mark.parametrize("columns", [64, 256])
+def test_wgmma_in_tf32_takes_its_first_factor_from_registers(columns, rng):
+    needs(9)
+    a, b = exact(rng, 64, 16).astype(np.float32), exact(rng, 32, columns).astype(np.float32)
+    b[16:] = np.nan  # not read
+    b_stored = swizzled(np.ascontiguousarray(b.T).view(np.float16))
+    t = np.arange(128)
+    g, q = t // 32 * 16 + t % 32 // 4, t % 4
+    words = np.stack([np.stack([a[g + down, k + q + right] for down, right in ((0, 0), (8, 0), (0, 4), (8, 4))], axis=1)
+                      for k in (0, 8)]).view(np.uint32)
+    check_from_registers(f"wgmma_m64n{columns}k8_f32_tf32_ra", columns, 2, 16, words, b_stored,
+                         a.astype(np.float64) @ b[:16].astype(np.float64))
+
+
+def check_from_registers(name, columns, k_step, leading, words, b_stored, expected):
+    kernel = make_wgmma_from_registers(getattr(ptx, name), columns, k_step, leading)
     out = cuda.to_device(np.full((128, columns // 2), np.nan, np.float32))
     arguments = (cuda.to_device(words), cuda.to_device(b_stored), out)
-    dynamic_shared(kernel, 2 * b.size, *arguments)
-    kernel[1, 128, 0, 2 * b.size](*arguments)
+    dynamic_shared(kernel, b_stored.nbytes, *arguments)
+    kernel[1, 128, 0, b_stored.nbytes](*arguments)
     t, j = np.arange(128)[:, None], np.arange(columns // 2)
     places = t // 32 * 16 + t % 32 // 4 + 8 * (j // 2 % 2), 8 * (j // 4) + 2 * (t % 4) + j % 2
-    expected = a.astype(np.float64) @ b[:32].astype(np.float64)
     np.testing.assert_array_equal(out.copy_to_host(), expected[places])
 
 

@@ -175,6 +175,21 @@ def same(ours, expected):
     assert np.array_equal(ours[~np.isnan(ours)], expected[~np.isnan(expected)])
 
 
+@cuda.jit
+def swapped_pairs(x, out, i):
+    k = uint32(2) * uint32(cuda.threadIdx.x) + uint32(i)
+    ptx.store_global2(out, k, x[k + uint32(1)], x[k])
+
+
+@WAYS
+def test_two_words_are_stored_at_once(way, rng):
+    x, out = rng.standard_normal(16).astype(np.float32), cuda.device_array(16, np.float32)
+    run(way, swapped_pairs[1, 8], cuda.to_device(x), out, 0)
+    np.testing.assert_array_equal(out.copy_to_host(), x.reshape(8, 2)[:, ::-1].reshape(-1))
+    with pytest.raises(errors.MisalignedError, match="element 1 on with ptx.store_global2.* 8 bytes"):
+        swapped_pairs[1, 1](cuda.to_device(x), out, 1)
+
+
 @WAYS
 def test_pairs_are_rounded_and_stored(way):
     in_float16, in_bfloat16 = cuda.device_array(AWKWARD.size, np.float16), cuda.device_array(AWKWARD.size, np.uint16)
@@ -932,6 +947,7 @@ def test_tensor_maps_that_tma_cannot_describe():
         ((good, 8, 12), "box_cols is 12, 24 bytes"),
         ((good, 8, 128), "at most 128"),
         ((good, 8, 64, 100), "swizzle is 100"),
+        ((good, 8, 64, 128, True), "with tf32 it must be float32"),
     ]:
         with pytest.raises(ValueError, match=message):
             ptx.tensor_map_2d(*args)

@@ -61,13 +61,13 @@ def gelu_of(gelu: bool | str):
 
 
 @functools.cache
-def epilogue_for(gelu: bool | str, residual: bool):
+def epilogue_for(gelu: bool | str, residual: bool, bias: bool = True):
     """Return a device function: turn a sum of products into an element of out."""
     activation = gelu_of(gelu) or unchanged
 
     @cuda.jit(device=True)
     def epilogue(total, bias_of, residual_of, row, col):
-        value = activation(total + float32(bias_of[col]))
+        value = activation(total + float32(bias_of[col]) if bias else total)
         if residual:
             value += float32(residual_of[row, col])
         return value
@@ -217,9 +217,9 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
 
 
 @kernel_factory
-def make_add_parts(count: int, gelu: bool | str, residual: bool):
+def make_add_parts(count: int, gelu: bool | str, residual: bool, bias: bool = True):
     """count: of splits, known to the compiler, so that a thread loads all partials before it waits for the first."""
-    epilogue = epilogue_for(gelu, residual)
+    epilogue = epilogue_for(gelu, residual, bias)
     SPLITS = count
 
     @cuda.jit
@@ -278,25 +278,34 @@ def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=N
     tiles ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) elements;
     without it memory is allocated at each call."""
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
+    launch_pipelined(parts_of(rows, cols, depth), x, weights, bias, residual, out, gelu=gelu, parts=parts,
+                     stream=stream)
+
+
+def launch_pipelined(split, x, weights, bias, residual, out, *, gelu=False, parts=None, stream=0) -> None:
+    """As launch_split, with the kernel of make_fused_pipelined that the sizes allow."""
+    depth, cols = weights.shape
 
     def make(target, *options):
         exact = cols % BLOCK_TILE == 0 and depth % BLOCK_K == 0 and aligned(x, weights, target)
         return make_fused_pipelined(exact, *options)
 
-    launch_split(make, parts_of(rows, cols, depth), (BLOCK_TILE, BLOCK_TILE), x, weights, bias, residual, out,
-                 gelu=gelu, parts=parts, stream=stream, shared=4 * RING)
+    launch_split(make, split, (BLOCK_TILE, BLOCK_TILE), x, weights, bias, residual, out, gelu=gelu, parts=parts,
+                 stream=stream, shared=4 * RING)
 
 
 def launch_split(make, split, tile, x, weights, bias, residual, out, *, gelu, parts, stream, shared=0) -> None:
     """Launch the kernel of 256 threads that make(target, is_split, gelu, residual) returns, and where K is split the
-    one that adds the partial sums. split: (splits, steps of K in each). tile: rows and columns of a block."""
+    one that adds the partial sums. split: (splits, steps of K in each). tile: rows and columns of a block. bias may be
+    None where K is split."""
     (rows, cols), (count, slice_) = out.shape, split
     target, epilogue = out, (gelu, residual is not None)
     if count > 1:
         parts = memory_for(parts, count, rows, cols)
         target, epilogue = parts.reshape(count, rows, cols), (False, False)
     kernel = make(target, count > 1, *epilogue)
-    arguments = (x, weights, bias, out if residual is None else residual, target, *unsigned(slice_))
+    arguments = (x, weights, out.reshape(-1) if bias is None else bias, out if residual is None else residual, target,
+                 *unsigned(slice_))
     dynamic_shared(kernel, shared, *arguments)
     kernel[(*blocks_for((rows, cols), tile), count), 256, stream, shared](*arguments)
     if count > 1:
@@ -315,9 +324,10 @@ def memory_for(parts, count: int, rows: int, cols: int):
 
 
 def add_parts(parts, bias, residual, out, count: int, gelu: bool | str, stream) -> None:
-    """out = the sum of `count` partial sums and the bias, then GELU, then + residual."""
-    add = make_add_parts(count, gelu, residual is not None)
-    add[-(-out.size // BLOCK), BLOCK, stream](parts, bias, out if residual is None else residual, out)
+    """out = the sum of `count` partial sums and the bias, if there is one, then GELU, then + residual."""
+    add = make_add_parts(count, gelu, residual is not None, bias is not None)
+    add[-(-out.size // BLOCK), BLOCK, stream](parts, out.reshape(-1) if bias is None else bias,
+                                              out if residual is None else residual, out)
 
 
 def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:

@@ -389,8 +389,7 @@ def make_store_floats(tile: Tile):
                     row = row0 + (i * 16 + row_half * 8) + lane // 4
                     col = col0 + j * 8 + lane % 4 * 2
                     if row < rows and col < cols:
-                        out[row, col] = acc[offset]
-                        out[row, col + 1] = acc[offset + 1]
+                        ptx.store_global2(out, row * cols + col, acc[offset], acc[offset + 1])
 
     return store_floats
 

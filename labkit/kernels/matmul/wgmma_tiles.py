@@ -155,12 +155,9 @@ def make_store_partial(columns: int):
             if out_col < cols:
                 i0 = (row_offset + row) * cols + out_col
                 if row < rows:
-                    partials[i0] = acc[4 * j]
-                    partials[i0 + 1] = acc[4 * j + 1]
+                    ptx.store_global2(partials, i0, acc[4 * j], acc[4 * j + 1])
                 if row + 8 < rows:
-                    i8 = i0 + 8 * cols
-                    partials[i8] = acc[4 * j + 2]
-                    partials[i8 + 1] = acc[4 * j + 3]
+                    ptx.store_global2(partials, i0 + 8 * cols, acc[4 * j + 2], acc[4 * j + 3])
 
     return store_partial
 

@@ -26,6 +26,7 @@ from labkit.kernels.matmul.half import (
 )
 from labkit.kernels.matmul.turing import matmul_half_turing
 from labkit.kernels.matmul.wgmma import (
+    matmul_bf16_wgmma_specialised,
     matmul_half_wgmma,
     matmul_half_wgmma_persistent,
     matmul_half_wgmma_roles,
@@ -87,7 +88,7 @@ MATMUL_BF16 = Op(
     title="Matrix multiplication of bfloat16 numbers",
     formula="out[row, col] = sum over k of a[row, k] * b[k, col], bfloat16 in, float32 out",
     reference=lambda a, b: float64_of(a) @ float64_of(b),
-    rungs=(matmul_bf16_naive, matmul_bf16_pipelined),
+    rungs=(matmul_bf16_naive, matmul_bf16_pipelined, matmul_bf16_wgmma_specialised),
     inputs=lambda rng, M, N, K: (bfloat16s(rng, M, K), bfloat16s(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     awkward=MATMUL_HALF.awkward,

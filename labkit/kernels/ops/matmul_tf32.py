@@ -1,4 +1,5 @@
-"""matmul_tf32: inputs, sizes, tolerance, work and baselines of the rungs in labkit.kernels.matmul.tf32."""
+"""matmul_tf32: inputs, sizes, tolerance, work and baselines of the rungs in labkit.kernels.matmul.tf32
+and wgmma_tf32."""
 
 import contextlib
 
@@ -6,6 +7,7 @@ import numpy as np
 
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.matmul.tf32 import matmul_tf32_pipelined, matmul_tf32_reference, matmul_tf32_tensor_core
+from labkit.kernels.matmul.wgmma_tf32 import matmul_tf32_wgmma
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.tolerance import EPS32
 
@@ -33,7 +35,7 @@ MATMUL_TF32 = Op(
     title="Matrix multiplication in TF32",
     formula="out[row, col] = sum over k of a[row, k] * b[k, col], each rounded to TF32, accumulators in float32",
     reference=matmul_tf32_reference,
-    rungs=(matmul_tf32_tensor_core, matmul_tf32_pipelined),
+    rungs=(matmul_tf32_tensor_core, matmul_tf32_pipelined, matmul_tf32_wgmma),
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in

@@ -11,9 +11,9 @@ def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
     """The first rungs of the matrix product, the fastest and its baselines over square sizes, each result checked."""
     matmul = op("matmul")
     sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
-    rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]
-    if not device.on_gpu():
-        rungs.pop()  # its tile is larger than these sizes
+    rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32"]
+    if device.on_gpu():  # their tile is larger than the sizes of a CPU
+        rungs += ["matmul_pipelined", "matmul_split"]
     ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, rungs=rungs, budget_s=budget_s) for s in sizes]
     everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
     lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],

@@ -15,7 +15,7 @@ from labkit.simt.ptx_interpreted.matrices import (
     words_of,
 )
 from labkit.simt.ptx_interpreted.under_way import WINDOW, AsyncCopy, MBarrier, Pending
-from labkit.simt.ptx_interpreted.values import VALUES, from_bf16, pack_bf162, pack_half2
+from labkit.simt.ptx_interpreted.values import VALUES, from_bf16, from_tf32, pack_bf162, pack_half2, rounded_to_tf32
 from labkit.simt.typed_numbers import Uint32, Uint64
 
 
@@ -29,8 +29,8 @@ class Intrinsics:
         names = {f"_ptx_{f.__name__}": f for f in VALUES}
         for name in ("load_global4", "load_nc4", "load_shared4"):
             names[f"_ptx_{name}"] = functools.partial(self._load4, name)
-        for name in ("store_global4", "store_shared4"):
-            names[f"_ptx_{name}"] = functools.partial(self._store4, name)
+        for name in ("store_global4", "store_shared4", "store_global2"):
+            names[f"_ptx_{name}"] = functools.partial(self._store_words, name)
         names["_ptx_store_global_half2"] = functools.partial(self._store_pair, "store_global_half2", pack_half2)
         names["_ptx_store_global_bf162"] = functools.partial(self._store_pair, "store_global_bf162", pack_bf162)
         names["_ptx_cp_async_16"] = functools.partial(self._copy, "cp_async_16", 16)
@@ -61,10 +61,10 @@ class Intrinsics:
             return tuple(flat.tolist())
         return tuple(map(Uint32, flat.view(np.uint32).tolist()))
 
-    def _store4(self, name, array, i, *values):
-        frame = sys._getframe(1)
+    def _store_words(self, name, array, i, *values):
+        frame, nbytes = sys._getframe(1), 4 * len(values)
         self._check_words(name, array, frame.f_lineno)
-        flat = self.execution.wide("store", name, array, int(i), 16, 16, frame.f_lineno, frame)
+        flat = self.execution.wide("store", name, array, int(i), nbytes, nbytes, frame.f_lineno, frame)
         if flat is not None:
             if flat.dtype == np.float32:
                 flat[...] = values
@@ -176,16 +176,20 @@ class Intrinsics:
             array[...] = array + new if accumulate else new
 
     def _tile_addresses(self, name, descriptor, rows, mn_major, line, thread):
-        """Where the elements of the rows x 16 operand lie that a descriptor points to, from the window's start."""
+        """Where the elements of the rows x 16 operand (x 8 in TF32) lie that a descriptor points to, from the window's
+        start."""
         start = (descriptor & 0x3FFF) << 4
         leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
         nbytes = LAYOUT_BYTES[descriptor >> 62 & 3]
-        addresses = swizzled(start + tile_offsets(rows, leading, stride, nbytes, mn_major), nbytes) - WINDOW
+        itemsize = 4 if "_tf32" in name else 2
+        offsets = tile_offsets(rows, leading, stride, nbytes, mn_major, itemsize)
+        addresses = swizzled(start + offsets, nbytes) - WINDOW
         window = self.execution.state.window
-        if addresses.min() < 0 or addresses.max() + 2 > window.size:
+        if addresses.min() < 0 or addresses.max() + itemsize > window.size:
             self.fault(
-                "bounds", line, f"starts ptx.{name} on a tile that reaches byte {addresses.max() + 2:,} of the block's "
-                f"{window.size:,} bytes of shared memory (leading_bytes {leading}, stride_bytes {stride})", thread,
+                "bounds", line, f"starts ptx.{name} on a tile that reaches byte {addresses.max() + itemsize:,} of the "
+                f"block's {window.size:,} bytes of shared memory (leading_bytes {leading}, stride_bytes {stride})",
+                thread,
             )  # fmt: skip
         return addresses
 
@@ -193,6 +197,8 @@ class Intrinsics:
         """The operand that a descriptor points to, as float32."""
         addresses = self._tile_addresses(name, descriptor, rows, mn_major, line, thread)
         window = self.execution.state.window
+        if "_tf32" in name:
+            return from_tf32(window[: window.size // 4 * 4].view(np.uint32)[addresses // 4])
         bits = window[: window.size // 2 * 2].view(np.uint16)[addresses // 2]
         return from_bf16(bits) if "_bf16" in name else bits.view(np.float16).astype(np.float32)
 
@@ -294,6 +300,8 @@ class Intrinsics:
         box = np.zeros((tensor_map.box_rows, tensor_map.box_cols), matrix.dtype)
         matrix_part, box_part = self._part(tensor_map, col, row)
         box[box_part] = matrix[matrix_part]
+        if tensor_map.tf32:
+            box = rounded_to_tf32(box)
         pieces = state.window[: state.window.size // 16 * 16].reshape(-1, 16)
         pieces[chunks] = box.view(np.uint8).reshape(*chunks.shape, 16)
         barrier.receive(tensor_map.box_bytes)

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from labkit.simt.ptx import SWIZZLES
-from labkit.simt.ptx_interpreted.values import from_bf16
+from labkit.simt.ptx_interpreted.values import from_bf16, from_tf32
 from labkit.simt.typed_numbers import Uint32
 
 LAYOUT_BYTES = {mode: nbytes for nbytes, mode in SWIZZLES.items()}
@@ -44,7 +44,7 @@ def mma(name, lanes):
             c[row, col] = np.array(values, np.float32)
     if name.endswith("tf32"):
         a, b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
-        tf32_values = [(w & np.uint32(0xFFFFE000)).view(np.float32) for w in words]
+        tf32_values = [from_tf32(w) for w in words]
         for r in range(4):
             a[_G + 8 * (r % 2), _Q + 4 * (r // 2)] = tf32_values[r]
         for r in range(2):
@@ -85,19 +85,20 @@ def swizzled(addresses, nbytes):
 
 
 @functools.lru_cache(256)
-def tile_offsets(rows, leading, stride, nbytes, mn_major):
+def tile_offsets(rows, leading, stride, nbytes, mn_major, itemsize=2):
     """Where element (row, k) of a tile of rows x 16 float16 values lies, in bytes from its start, before the swizzle.
+    itemsize: 4 for rows x 8 float32 values, K-major.
 
     Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
     """
-    row, k = np.arange(rows)[:, None], np.arange(16)
+    row, k = np.arange(rows)[:, None], np.arange(32 // itemsize)
     if not nbytes:
-        blocks = (row // 8) * stride + (k // 8) * leading
-        return blocks + ((k % 8) * 16 + (row % 8) * 2 if mn_major else (row % 8) * 16 + (k % 8) * 2)
+        blocks = (row // 8) * stride + k * itemsize // 16 * leading
+        return blocks + ((k % 8) * 16 + (row % 8) * 2 if mn_major else (row % 8) * 16 + k * itemsize % 16)
     if mn_major:
         columns = nbytes // 2
         return (row // columns) * leading + (k // 8) * stride + (k % 8) * nbytes + (row % columns) * 2
-    return (row // 8) * stride + (row % 8) * nbytes + k * 2
+    return (row // 8) * stride + (row % 8) * nbytes + k * itemsize
 
 
 @functools.lru_cache(16)
@@ -109,10 +110,14 @@ def accumulator_positions(columns):
 
 
 def a_of_registers(name, lanes):
-    """The first factor of a wgmma, 64 x 16 in float32, of the four words of each of 128 threads."""
-    a = np.empty((64, 16), np.float32)
+    """The first factor of a wgmma, 64 x 16 (x 8 in TF32) in float32, of the four words of each of 128 threads."""
+    a = np.empty((64, 8 if "_tf32" in name else 16), np.float32)
     for warp in range(4):
         words = [words_of(column) for column in zip(*lanes[32 * warp : 32 * warp + 32], strict=True)]
+        if "_tf32" in name:
+            for r, word in enumerate(words):
+                a[16 * warp + _G + 8 * (r % 2), _Q + 4 * (r // 2)] = from_tf32(word)
+            continue
         for (row, k), word in zip(_A16, words, strict=True):
             low, high = _unpack_words(word, "bf16" if "_bf16" in name else "f16")
             a[16 * warp + row, k], a[16 * warp + row, k + 1] = low, high

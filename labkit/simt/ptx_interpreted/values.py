@@ -18,6 +18,16 @@ def to_bf16(values):
     return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
 
 
+def from_tf32(words):
+    """uint32 words -> float32, without the low 13 bits, which TF32 does not have."""
+    return (words & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def rounded_to_tf32(values):
+    """float32 -> the nearest values of TF32, ties away from zero; NaN stays."""
+    return np.where(np.isnan(values), values, from_tf32(values.view(np.uint32) + np.uint32(0x1000)))
+
+
 def _pack(pair):
     low, high = pair.view(np.uint16).tolist()
     return Uint32(low | high << 16)

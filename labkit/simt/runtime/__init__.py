@@ -47,8 +47,8 @@ HELPERS = {
 }  # fmt: skip
 PTX_HELPERS = {
     "ptx_memory": (
-        "load_global4", "load_nc4", "load_shared4", "store_global4", "store_shared4", "store_global_half2",
-        "store_global_bf162", "row_address", "address_in",
+        "load_global4", "load_nc4", "load_shared4", "store_global4", "store_global2", "store_shared4",
+        "store_global_half2", "store_global_bf162", "row_address", "address_in",
     ),
     "ptx_values": (
         "pack_half2", "pack_bf162", "unpack_half2", "unpack_bf162", "fma_half2", "fma_bf162", "float_bits",

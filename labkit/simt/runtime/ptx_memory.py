@@ -178,21 +178,31 @@ def load_global4(typing_context, array, i, err, t, b, site):
     return types.UniTuple(word, 4)(array, i, err, t, b, site), codegen
 
 
-@intrinsic
-def store_global4(typing_context, array, i, x, y, z, w, err, t, b, site):
-    _check_array(array, *_FOUR)
+def _store_words(array, i, count, allowed, *where):
+    """The signature and the code of a store of `count` words at once."""
+    _check_array(array, *allowed)
     _check_index(i)
     _check_mutable(array)
     word = _word(array)
 
     def codegen(context, builder, signature, arguments):
-        address = _address_of(context, builder, signature, arguments, 16, 16)
+        address = _address_of(context, builder, signature, arguments, 4 * count, 4 * count)
         ty = context.get_value_type(word)
-        for k, value in enumerate(arguments[2:6]):
+        for k, value in enumerate(arguments[2 : 2 + count]):
             builder.store(value, _pointer(builder, address, ty, 4 * k))
         return context.get_dummy_value()
 
-    return types.void(array, i, *[word] * 4, err, t, b, site), codegen
+    return types.void(array, i, *[word] * count, *where), codegen
+
+
+@intrinsic
+def store_global4(typing_context, array, i, x, y, z, w, err, t, b, site):
+    return _store_words(array, i, 4, _FOUR, err, t, b, site)
+
+
+@intrinsic
+def store_global2(typing_context, array, i, x, y, err, t, b, site):
+    return _store_words(array, i, 2, ((4,), "4-byte types"), err, t, b, site)
 
 
 def _store_pair(convert, dtype):

@@ -136,7 +136,7 @@ def test_ladder_goes_by_one_change():
     names = [r.__name__.removeprefix("matmul_") for r in MATMUL.rungs]
     assert names == ["naive", "coalesced", "tiled", "tiled_grouped", "tiled_32", "register_blocked_4",
                      "register_blocked", "register_blocked_16", "vectorized", "double_buffered", "async_copies",
-                     "warp_tiles", "reads_ahead", "pipelined"]
+                     "warp_tiles", "reads_ahead", "pipelined", "split"]
     assert [r.__name__ for r in MATMUL.rungs if r.failed] == ["matmul_register_blocked_16"]
     naive, coalesced = (r.kernel.py_func for r in MATMUL.rungs[:2])
     # Only the axis that threadIdx.x walks differs: what the kernels compute from row and col is the same.
