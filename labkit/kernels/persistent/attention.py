@@ -30,7 +30,7 @@ def make_attention(decoder: Decoder):
     KEY_LOADS = SIZE // 8 // LANES_PER_TOKEN  # of 16 bytes, by a lane
     VALUE_LANES = SIZE // 8  # that share a value
     VALUES = PAGE * VALUE_LANES // 32  # that a lane loads 16 bytes of
-    KEY_WORDS, VALUE_WORDS, ACC = 4 * KEY_LOADS, 4 * VALUES, 8 * GROUP
+    KEY_WORDS, VALUE_WORDS, VALUE_SHUFFLES = 4 * KEY_LOADS, 4 * VALUES, (32 // VALUE_LANES).bit_length() - 1
     RESULTS = GROUP * SIZE  # where in scratch, behind the queries
     PAGE_BYTES = PAGE * SIZE * element.dtype.itemsize
     to_float, to_element, rounded, unpack = element.number, element.element, element.rounded, element.unpack
@@ -90,8 +90,7 @@ def make_attention(decoder: Decoder):
         """Write the result of one page, of which so many tokens are visible, to scratch[results]."""
         keys = cuda.local.array(KEY_WORDS, uint32)
         values = cuda.local.array(VALUE_WORDS, uint32)
-        scores = cuda.local.array(GROUP, float32)
-        acc = cuda.local.array(ACC, float32)
+        acc = cuda.local.array(8, float32)
         size = uint64(cache.shape[1])
         token, part = lane // LANES_PER_TOKEN, lane % LANES_PER_TOKEN
         value_token, value_part = lane // VALUE_LANES * VALUES, lane % VALUE_LANES
@@ -106,7 +105,7 @@ def make_attention(decoder: Decoder):
                 start + min(value_token + n, visible - 1) * SIZE + value_part * 8))
             for k in range(4):
                 values[4 * n + k] = words[k]
-        for head in range(GROUP):
+        for head in u32.range(GROUP):
             score = ZERO
             for n in range(KEY_WORDS):
                 low, high = unpack(keys[n])
@@ -121,28 +120,23 @@ def make_attention(decoder: Decoder):
             row_sum = exponential
             for n in range(4):
                 row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, 2 << n)
-            scores[head] = exponential
-            if lane == 0:
-                scratch[results + head * STRIDE + SIZE] = row_sum
-                scratch[results + head * STRIDE + SIZE + 1] = row_max
-        for i in range(ACC):
-            acc[i] = ZERO
-        for n in range(VALUES):
-            for head in range(GROUP):
-                weight = cuda.shfl_sync(ALL_LANES, scores[head], (value_token + n) * LANES_PER_TOKEN)
+            for i in range(8):
+                acc[i] = ZERO
+            for n in range(VALUES):
+                weight = cuda.shfl_sync(ALL_LANES, exponential, (value_token + n) * LANES_PER_TOKEN)
                 for k in range(4):
                     low, high = unpack(values[4 * n + k])
-                    acc[8 * head + 2 * k] += weight * low
-                    acc[8 * head + 2 * k + 1] += weight * high
-        for i in range(ACC):
-            distance = VALUE_LANES
-            while distance < 32:
-                acc[i] += cuda.shfl_xor_sync(ALL_LANES, acc[i], distance)
-                distance *= 2
-        if lane < VALUE_LANES:
-            for head in range(GROUP):
-                for k in range(8):
-                    scratch[results + head * STRIDE + value_part * 8 + k] = acc[8 * head + k]
+                    acc[2 * k] += weight * low
+                    acc[2 * k + 1] += weight * high
+            for i in range(8):
+                for n in range(VALUE_SHUFFLES):
+                    acc[i] += cuda.shfl_xor_sync(ALL_LANES, acc[i], VALUE_LANES << n)
+            start = results + head * STRIDE
+            if lane < VALUE_LANES:
+                for i in range(8):
+                    scratch[start + value_part * 8 + i] = acc[i]
+            if lane == 0:
+                scratch[start + SIZE], scratch[start + SIZE + 1] = row_sum, row_max
 
     @cuda.jit(device=True)
     def merge(results, start, stride, count, head, d):

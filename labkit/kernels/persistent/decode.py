@@ -135,17 +135,14 @@ def make_persistent_decode(decoder: Decoder):
             if TIMED and thread == 0:
                 mark(timers, 0, marks)
 
+            load_hidden(hidden_frag, weights, embedding, warp, lane)
             for layer in u32.range(layers):
-                if layer == 0:
-                    load_hidden(hidden_frag, weights, embedding, inside, warp, lane)
-                else:
-                    load_hidden(hidden_frag, x, uint64(row * C), inside, warp, lane)
                 normalise(hidden_frag, weights, offset_of(offsets, layer, NORM), scratch, warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, QKV_ROWS, blocks * ROWS):
                     count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
-                    if has_output and first + weight < QKV_ROWS:
+                    if has_output:
                         qkv[token, first + weight] = to_element(sum_warps(scratch, buffer, thread))
                     buffer ^= 1
                 fetch_pages(contexts, page_table, cache, layer, rows, warp, lane)
@@ -154,42 +151,44 @@ def make_persistent_decode(decoder: Decoder):
                 attend(step, qkv, cache, layer, attended, scratch, partial, arrived, is_last, warp, lane)
                 joined = join(counters, timers, joined, marks, thread)
 
-                load_attended(attended_frag, attended, uint64(row * A), inside, warp, lane)
+                load_attended(attended_frag, attended, uint64(row * A), warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, C, blocks * ROWS):
+                    residual = x[token % ROWS, first + weight]  # in flight during the product
                     count = multiply_attended(attended_frag, ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
                         total = rounded(sum_warps(scratch, buffer, thread))
-                        x[token, first + weight] = to_element(to_float(x[token, first + weight]) + total)
+                        x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
                 joined = join(counters, timers, joined, marks, thread)
 
-                load_hidden(hidden_frag, x, uint64(row * C), inside, warp, lane)
+                load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
                 normalise(hidden_frag, weights, offset_of(offsets, layer, POST_NORM), scratch, warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, GATE_UP_ROWS // 2, blocks * ROWS):  # eight gates, their eight ups
                     count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
                     count = multiply_hidden(hidden_frag, ring, scratch, buffer + 1, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
-                    if has_output and first + weight < I:
+                    if has_output:
                         gate, up = sum_warps(scratch, buffer, thread), sum_warps(scratch, buffer + 1, thread)
                         gated[token, first + weight] = to_element(swiglu(gate, up))
                     buffer ^= 2
                 joined = join(counters, timers, joined, marks, thread)
 
-                load_gated(gated_frag, gated, uint64(row * I), inside, warp, lane)
+                load_gated(gated_frag, gated, uint64(row * I), warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, C, blocks * ROWS):
+                    residual = x[token % ROWS, first + weight]  # in flight during the product
                     count = multiply_gated(gated_frag, ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
                         total = rounded(sum_warps(scratch, buffer, thread))
-                        x[token, first + weight] = to_element(to_float(x[token, first + weight]) + total)
+                        x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
                 joined = join(counters, timers, joined, marks, thread)
+                load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
 
-            load_hidden(hidden_frag, x, uint64(row * C), inside, warp, lane)
             normalise(hidden_frag, weights, offset_of(offsets, layers, LAST_NORM), scratch, warp, lane)
             best, best_token, buffer = NEG_INF, NO_TOKEN, uint32(0)
             for first in u32.range(block * ROWS, V, blocks * ROWS):

@@ -2,8 +2,8 @@
 
 A warp multiplies groups of 32 columns. Its part of the rows stays in registers for all tiles of a phase, as fragments of
 mma.m16n8k16: lane 4 * g + q has columns 8q to 8q + 7 of row g, in 16 bytes, and of the weights the same columns of
-row g; in which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero. The warps'
-sums are added in the order of the warps: a row's result does not depend on the rows beside it.
+row g; in which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero; those of
+sequences that are not there hold anything, which no other row sees. The warps' sums are added in the order of the warps: a row's result does not depend on the rows beside it.
 """
 
 from numba import float32, uint32, uint64
@@ -14,6 +14,7 @@ from labkit.kernels.linear.normed import make_words
 from labkit.kernels.matmul.mma import ADD_PRODUCT
 from labkit.kernels.norm.rows import small
 from labkit.kernels.persistent.decoder import GROUP, GROUPS, ROWS, Decoder
+from labkit.kernels.persistent.ring import make_stages
 from labkit.kernels.reduce import ALL_LANES, ZERO
 
 TILE = ROWS * ROWS  # outputs of a tile: thread 8 * row + i adds up row's product with weights i
@@ -27,23 +28,23 @@ def fragment_size(decoder: Decoder, columns: int) -> int:
 
 def make_product(decoder: Decoder, columns: int):
     """Make the device functions for rows of so many columns: load_rows, normalise and multiply."""
-    COLUMNS, WARPS, STAGES, PITCH = columns, decoder.warps, decoder.stages, decoder.pitch
+    COLUMNS, WARPS, PITCH = columns, decoder.warps, decoder.pitch
     ROUNDS = -(-columns // decoder.stage_columns)
     NUM_GROUPS, FRAGMENT, THREADS = GROUPS * ROUNDS, fragment_size(decoder, columns), 32 * decoder.warps
     WHOLE = columns % decoder.stage_columns == 0
     SMALL, INV_COLUMNS = small(decoder.eps), float32(1.0 / columns)
     SQUARES = WARPS * 4 * TILE  # where in scratch
+    stage_of, next_stage = make_stages(decoder)
     add_product, (_, add_squares, scale_pair) = ADD_PRODUCT[decoder.element], make_words(decoder.element)
 
     @cuda.jit(device=True)
-    def load_rows(fragment, array, start, inside, warp, lane):
-        """Load this lane's part of its row, which begins at array[start]; zeros unless `inside`."""
+    def load_rows(fragment, array, start, warp, lane):
+        """Load this lane's part of its row, which begins at array[start]; zeros behind the last column."""
         for n in range(NUM_GROUPS):
             col = (n * WARPS + warp) * GROUP + lane % 4 * 8
-            loaded = inside and col < COLUMNS
-            words = ptx.load_global4(array, start + uint64(col) if loaded else uint64(0))
+            words = ptx.load_global4(array, start + uint64(col if WHOLE or col < COLUMNS else 0))
             for i in range(4):
-                fragment[4 * n + i] = words[i] if loaded else NOTHING
+                fragment[4 * n + i] = words[i] if WHOLE or col < COLUMNS else NOTHING
 
     @cuda.jit(device=True)
     def normalise(fragment, weights, start, scratch, warp, lane):
@@ -68,14 +69,14 @@ def make_product(decoder: Decoder, columns: int):
 
     @cuda.jit(device=True)
     def multiply(fragment, ring, scratch, buffer, count, warp, lane):
-        """Write this warp's sums of the next tile of the ring to a buffer of scratch. Return the stages so far."""
+        """Write this warp's sums of the next tile of the ring to a buffer of scratch. Return the next count."""
         tiles, full, empty = ring
         acc = cuda.local.array(4, float32)
         for i in range(4):
             acc[i] = ZERO
         for r in range(ROUNDS):
-            stage, lap = count % STAGES, count // STAGES
-            ptx.mbarrier_wait_bounded(full, stage, lap & 1)
+            stage, lap = stage_of(count)
+            ptx.mbarrier_wait_bounded(full, stage, lap)
             for i in range(GROUPS):
                 n = GROUPS * r + i
                 if WHOLE or (n * WARPS + warp) * GROUP < COLUMNS:
@@ -86,7 +87,7 @@ def make_product(decoder: Decoder, columns: int):
             cuda.syncwarp()  # all lanes have read the stage
             if lane == 0:
                 ptx.mbarrier_arrive(empty, stage)
-            count += 1
+            count = next_stage(count)
         # Lane 4 * g + q has row g, weights 2q and 2q + 1; the other two accumulators are of rows 8 to 15.
         scratch[(buffer * WARPS + warp) * TILE + 2 * lane] = acc[0]
         scratch[(buffer * WARPS + warp) * TILE + 2 * lane + 1] = acc[1]
