@@ -22,7 +22,7 @@ from labkit.kernels.attention.pages import PAGE
 from labkit.kernels.elements import SWIGLU
 from labkit.kernels.op import missing
 from labkit.kernels.persistent.attention import make_attention
-from labkit.kernels.persistent.decoder import ROWS, Decoder
+from labkit.kernels.persistent.decoder import JOINS, ROWS, Decoder
 from labkit.kernels.persistent.joins import arrive, leave, wait
 from labkit.kernels.persistent.product import TILE, fragment_size, make_product, make_sum_warps
 from labkit.kernels.persistent.ring import make_load_matrix
@@ -81,16 +81,14 @@ def make_persistent_decode(decoder: Decoder):
         return value, index
 
     @cuda.jit(device=True)
-    def join(counters, timers, joined, marks, thread):
-        """End a phase and begin the next one. Return how often the blocks have then arrived at joins."""
-        blocks = u32.gridDim.x
+    def join(counters, timers, number, marks, thread):
+        """End phase `number`, counted from 0, and begin the next one."""
         if TIMED and thread == 0:
-            mark(timers, joined // blocks * 2 + 1, marks)
+            mark(timers, 2 * number + 1, marks)
         arrive(counters, thread, THREADS)
-        wait(counters, joined + blocks, thread, THREADS)
+        wait(counters, (number + 1) * u32.gridDim.x, thread, THREADS)
         if TIMED and thread == 0:
-            mark(timers, joined // blocks * 2 + 2, marks)
-        return joined + blocks
+            mark(timers, 2 * number + 2, marks)
 
     @cuda.jit(launch_bounds=(decoder.threads, 1))
     def persistent_decode_kernel(weights, offsets, table, ids, positions, slots, contexts, page_table, cache, x, qkv,
@@ -108,7 +106,7 @@ def make_persistent_decode(decoder: Decoder):
         warp, lane = thread // 32, thread % 32
         block, blocks = u32.blockIdx.x, u32.gridDim.x
         rows, layers = u32.shape(ids)[0], u32.shape(offsets)[0] - 1
-        marks = 2 * (5 * layers + 1)
+        marks = 2 * (JOINS * layers + 1)
         ring = tiles, full, empty
         step = table, positions, slots, contexts, page_table, rows
         if thread == 0:
@@ -122,21 +120,23 @@ def make_persistent_decode(decoder: Decoder):
             load_weights(ring, weights, offsets, lane)
         else:
             # Of fragments: this lane's row. Of tiles: thread 8 * token + i has weights i, for 64 threads.
-            row, inside = lane // 4, lane // 4 < rows
+            row = lane // 4
             token, weight = thread // ROWS, thread % ROWS
             has_output = thread < TILE and token < rows
-            count, joined = uint32(0), uint32(0)
-            embedding = offset_of(offsets, layers, EMBEDDING)
-            embedding += uint64(min(uint32(ids[row]) if inside else 0, V - 1)) * uint64(C)
-            if lane % 4 == 0 and inside:  # for the first residual sum, two joins away
-                for col in u32.range(block * WARPS + warp, C, blocks * WARPS):
-                    x[row, col] = weights[embedding + uint64(col)]
-
+            count = uint32(0)
             if TIMED and thread == 0:
                 mark(timers, 0, marks)
 
-            load_hidden(hidden_frag, weights, embedding, warp, lane)
             for layer in u32.range(layers):
+                if layer == 0:
+                    embedding = offset_of(offsets, layers, EMBEDDING)
+                    embedding += uint64(min(uint32(ids[row]) if row < rows else 0, V - 1)) * uint64(C)
+                    if lane % 4 == 0:  # for the first residual sum, two joins away
+                        for col in u32.range(block * WARPS + warp, C, blocks * WARPS):
+                            x[row, col] = weights[embedding + uint64(col)]
+                    load_hidden(hidden_frag, weights, embedding, warp, lane)
+                else:
+                    load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
                 normalise(hidden_frag, weights, offset_of(offsets, layer, NORM), scratch, warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, QKV_ROWS, blocks * ROWS):
@@ -146,10 +146,10 @@ def make_persistent_decode(decoder: Decoder):
                         qkv[token, first + weight] = to_element(sum_warps(scratch, buffer, thread))
                     buffer ^= 1
                 fetch_pages(contexts, page_table, cache, layer, rows, warp, lane)
-                joined = join(counters, timers, joined, marks, thread)
+                join(counters, timers, JOINS * layer, marks, thread)
 
                 attend(step, qkv, cache, layer, attended, scratch, partial, arrived, is_last, warp, lane)
-                joined = join(counters, timers, joined, marks, thread)
+                join(counters, timers, JOINS * layer + 1, marks, thread)
 
                 load_attended(attended_frag, attended, uint64(row * A), warp, lane)
                 buffer = uint32(0)
@@ -161,7 +161,7 @@ def make_persistent_decode(decoder: Decoder):
                         total = rounded(sum_warps(scratch, buffer, thread))
                         x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
-                joined = join(counters, timers, joined, marks, thread)
+                join(counters, timers, JOINS * layer + 2, marks, thread)
 
                 load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
                 normalise(hidden_frag, weights, offset_of(offsets, layer, POST_NORM), scratch, warp, lane)
@@ -174,21 +174,21 @@ def make_persistent_decode(decoder: Decoder):
                         gate, up = sum_warps(scratch, buffer, thread), sum_warps(scratch, buffer + 1, thread)
                         gated[token, first + weight] = to_element(swiglu(gate, up))
                     buffer ^= 2
-                joined = join(counters, timers, joined, marks, thread)
+                join(counters, timers, JOINS * layer + 3, marks, thread)
 
                 load_gated(gated_frag, gated, uint64(row * I), warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, C, blocks * ROWS):
-                    residual = x[token % ROWS, first + weight]  # in flight during the product
                     count = multiply_gated(gated_frag, ring, scratch, buffer, count, warp, lane)
+                    residual = x[token % ROWS, first + weight]  # not earlier: registers are scarce in this phase
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
                         total = rounded(sum_warps(scratch, buffer, thread))
                         x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
-                joined = join(counters, timers, joined, marks, thread)
-                load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
+                join(counters, timers, JOINS * layer + 4, marks, thread)
 
+            load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
             normalise(hidden_frag, weights, offset_of(offsets, layers, LAST_NORM), scratch, warp, lane)
             best, best_token, buffer = NEG_INF, NO_TOKEN, uint32(0)
             for first in u32.range(block * ROWS, V, blocks * ROWS):
@@ -209,7 +209,7 @@ def make_persistent_decode(decoder: Decoder):
                 mark(timers, marks - 1, marks)
             arrive(counters, thread, THREADS)
             if block == 0:
-                wait(counters, joined + blocks, thread, THREADS)
+                wait(counters, (JOINS * layers + 1) * blocks, thread, THREADS)
                 if thread < rows:
                     best, best_token = NEG_INF, NO_TOKEN
                     for other in u32.range(blocks):

@@ -10,6 +10,7 @@ from labkit.kernels.attention.pages import PAGE
 from labkit.kernels.elements import BFLOAT16, Element
 
 ROWS = 8  # sequences, at most; also the rows of weights in a tile
+JOINS = 5  # of a layer: after qkv, attention, o, gate and up, down
 GROUP = 32  # columns that a warp loads at a time: 16 bytes of each of eight rows by four lanes
 GROUPS = 2  # of a warp in a stage
 PAD = 32  # elements behind each row of a stage
@@ -84,7 +85,7 @@ class Decoder:
 
     def marks(self, layers: int) -> int:
         """Return the times that a block records: the begin and the end of each phase."""
-        return 2 * (5 * layers + 1)
+        return 2 * (JOINS * layers + 1)
 
     def problem(self) -> str:
         """Why the kernel cannot compute such a decoder; empty if it can."""

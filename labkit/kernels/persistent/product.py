@@ -74,14 +74,15 @@ def make_product(decoder: Decoder, columns: int):
         acc = cuda.local.array(4, float32)
         for i in range(4):
             acc[i] = ZERO
+        offset = lane // 4 * PITCH + warp * GROUP + lane % 4 * 8  # of this lane in a stage
         for r in range(ROUNDS):
             stage, lap = stage_of(count)
             ptx.mbarrier_wait_bounded(full, stage, lap)
+            start = stage * (ROWS * PITCH) + offset
             for i in range(GROUPS):
                 n = GROUPS * r + i
                 if WHOLE or (n * WARPS + warp) * GROUP < COLUMNS:
-                    w = ptx.load_shared4(
-                        tiles, (stage * ROWS + lane // 4) * PITCH + (i * WARPS + warp) * GROUP + lane % 4 * 8)
+                    w = ptx.load_shared4(tiles, start + i * (WARPS * GROUP))
                     add_product(acc, 0, fragment[4 * n], NOTHING, fragment[4 * n + 1], NOTHING, w[0], w[1])
                     add_product(acc, 0, fragment[4 * n + 2], NOTHING, fragment[4 * n + 3], NOTHING, w[2], w[3])
             cuda.syncwarp()  # all lanes have read the stage
@@ -89,8 +90,8 @@ def make_product(decoder: Decoder, columns: int):
                 ptx.mbarrier_arrive(empty, stage)
             count = next_stage(count)
         # Lane 4 * g + q has row g, weights 2q and 2q + 1; the other two accumulators are of rows 8 to 15.
-        scratch[(buffer * WARPS + warp) * TILE + 2 * lane] = acc[0]
-        scratch[(buffer * WARPS + warp) * TILE + 2 * lane + 1] = acc[1]
+        i = buffer * (WARPS * TILE) + 2 * u32.threadIdx.x
+        scratch[i], scratch[i + 1] = acc[0], acc[1]
         return count
 
     return load_rows, normalise, multiply
