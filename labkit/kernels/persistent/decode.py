@@ -81,6 +81,14 @@ def make_persistent_decode(decoder: Decoder):
         return value, index
 
     @cuda.jit(device=True)
+    def best_of_lanes(value, index, shuffles):
+        """Return the best of 2 ** shuffles neighbouring lanes."""
+        for n in range(shuffles):
+            other, other_index = cuda.shfl_xor_sync(ALL_LANES, value, 1 << n), cuda.shfl_xor_sync(ALL_LANES, index, 1 << n)
+            value, index = better(value, index, other, other_index)
+        return value, index
+
+    @cuda.jit(device=True)
     def join(counters, timers, number, marks, thread):
         """End phase `number`, counted from 0, and begin the next one."""
         if TIMED and thread == 0:
@@ -199,10 +207,7 @@ def make_persistent_decode(decoder: Decoder):
                     logits[token, first + weight] = total
                     best, best_token = better(best, best_token, total, int32(first + weight))
                 buffer ^= 1
-            for n in range(3):  # the eight threads of a token
-                other, other_token = (cuda.shfl_xor_sync(ALL_LANES, best, 1 << n),
-                                      cuda.shfl_xor_sync(ALL_LANES, best_token, 1 << n))
-                best, best_token = better(best, best_token, other, other_token)
+            best, best_token = best_of_lanes(best, best_token, 3)  # the eight threads of a token
             if has_output and weight == 0:
                 best_values[block, token], best_tokens[block, token] = best, best_token
             if TIMED and thread == 0:
@@ -210,12 +215,14 @@ def make_persistent_decode(decoder: Decoder):
             arrive(counters, thread, THREADS)
             if block == 0:
                 wait(counters, (JOINS * layers + 1) * blocks, thread, THREADS)
-                if thread < rows:
+                for token in u32.range(warp, rows, WARPS):
                     best, best_token = NEG_INF, NO_TOKEN
-                    for other in u32.range(blocks):
-                        best, best_token = better(best, best_token, best_values[other, thread],
-                                                  best_tokens[other, thread])
-                    tokens[thread] = best_token
+                    for other in u32.range(lane, blocks, 32):
+                        best, best_token = better(best, best_token, best_values[other, token],
+                                                  best_tokens[other, token])
+                    best, best_token = best_of_lanes(best, best_token, 5)
+                    if lane == 0:
+                        tokens[token] = best_token
             if thread == 0:
                 leave(counters)
 
@@ -230,8 +237,8 @@ def blocks_here() -> int:
 
 
 class Buffers:
-    """What a launch needs between its phases, and its results: logits (ROWS, V) float32, tokens (ROWS,) int32, and, if
-    the decoder is timed, times (blocks, marks) in nanoseconds. pages: of a sequence, at most."""
+    """What a launch needs between its phases; tokens (ROWS,) int32, the greedy ones; and times, in nanoseconds, of each
+    block the marks, if the decoder is timed. pages: of a sequence, at most."""
 
     def __init__(self, decoder: Decoder, layers: int, pages: int):
         dtype = decoder.element.dtype
@@ -241,7 +248,6 @@ class Buffers:
             for columns in (decoder.hidden, decoder.qkv_rows, decoder.attended, decoder.mlp))
         self.partial = cuda.device_array(decoder.partial_size(pages), np.float32)
         self.arrived = cuda.to_device(np.zeros(ROWS * decoder.kv_heads, np.uint32))
-        self.logits = cuda.device_array((ROWS, decoder.vocab), np.float32)
         self.best_values = cuda.device_array((self.blocks, ROWS), np.float32)
         self.best_tokens = cuda.device_array((self.blocks, ROWS), np.int32)
         self.tokens = cuda.to_device(np.zeros(ROWS, np.int32))
@@ -250,8 +256,8 @@ class Buffers:
 
 
 def persistent_decode(buffers: Buffers, weights, offsets, table, ids, positions, slots, contexts, page_table, cache,
-                      stream=0) -> None:
-    """Write buffers.logits and buffers.tokens of the ids, and their keys and values to the cache."""
+                      logits, stream=0) -> None:
+    """Write logits (T, V) float32 and buffers.tokens, and the ids' keys and values to the cache."""
     decoder, layers = buffers.decoder, buffers.layers
     dtype, rows = decoder.element.dtype, len(ids)
     if problem := decoder.problem():
@@ -271,6 +277,7 @@ def persistent_decode(buffers: Buffers, weights, offsets, table, ids, positions,
     page = decoder.kv_heads * PAGE * decoder.head_dim
     if cache.shape[0] != 2 * layers or cache.shape[1] % page:
         raise ValueError(f"cache has shape {tuple(cache.shape)}; it must be ({2 * layers}, a multiple of {page})")
+    check_array("logits", logits, shape=(rows, decoder.vocab))
     if not aligned(weights, cache):
         raise ValueError("weights and cache must begin at multiples of 16 bytes")
     kernel = make_persistent_decode(decoder)
@@ -278,5 +285,5 @@ def persistent_decode(buffers: Buffers, weights, offsets, table, ids, positions,
         raise ValueError(f"persistent_decode {reason}")
     launch_tiled(kernel, buffers.blocks, stream, weights, offsets, table, ids, positions, slots, contexts, page_table,
                  cache, buffers.x, buffers.qkv, buffers.attended, buffers.gated, buffers.partial, buffers.arrived,
-                 buffers.logits, buffers.best_values, buffers.best_tokens, buffers.tokens, buffers.counters,
+                 logits, buffers.best_values, buffers.best_tokens, buffers.tokens, buffers.counters,
                  buffers.times)
