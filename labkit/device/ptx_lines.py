@@ -231,6 +231,7 @@ def wgmma_descriptor_bits(leading, stride, swizzle) -> int:
 # --- mbarrier, TMA, registers -----------------------------------------------------------------------------------------
 
 BARRIER, TILE = Memory("shared", (8,), "uint64, in shared memory"), Memory("shared", *SHARED_TILE)
+LONGEST_WAIT_NS = 2_000_000_000  # of a bounded wait
 
 _line("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", [], [BARRIER, U32])
 _line("mbarrier_arrive", "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }", [], [BARRIER])
@@ -239,9 +240,16 @@ _line("mbarrier_expect_tx",
 _line("mbarrier_wait",
       "{ .reg .pred done; TRY: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @done bra GO; bra TRY; GO: }",
       [], [BARRIER, U32])
+_line("mbarrier_wait_bounded",
+      "{ .reg .pred done, late; .reg .b64 begin, now; mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; "
+      "@done bra GO; mov.u64 begin, %globaltimer; TRY: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; "
+      "@done bra GO; mov.u64 now, %globaltimer; sub.u64 now, now, begin; "
+      f"setp.gt.u64 late, now, {LONGEST_WAIT_NS}; @late trap; bra TRY; GO: }}", [], [BARRIER, U32])
 _line("fence_mbarrier_init", "fence.mbarrier_init.release.cluster;")
 _line("tma_load_2d", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[$0], [$1, {$2, $3}], [$4];", [], [TILE, TENSOR_MAP, I32, I32, BARRIER])
+_line("bulk_load", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", [],
+      [TILE, Memory("global", *TWO_OR_FOUR), U32, BARRIER])
 _line("tma_store_2d", "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];", [],
       [TENSOR_MAP, I32, I32, TILE])
 _line("tma_store_commit", "cp.async.bulk.commit_group;")
@@ -253,6 +261,16 @@ _line("griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents;", b
 _constant_line("setmaxnreg_increase", "setmaxnreg.inc.sync.aligned.u32 {n};")
 _constant_line("setmaxnreg_decrease", "setmaxnreg.dec.sync.aligned.u32 {n};")
 _line("named_barrier_sync", "bar.sync $0, $1;", [], [U32, U32])
+
+# --- Blocks that wait for one another ---------------------------------------------------------------------------------
+
+COUNTER = Memory("global", (4,), "uint32")
+
+_line("load_acquire", "ld.acquire.gpu.global.u32 $0, [$1];", [U32], [COUNTER])
+_line("add_release", "red.release.gpu.global.add.u32 [$0], $1;", [], [COUNTER, U32])
+_line("trap", "trap;")
+_line("store_timer", "{ .reg .b64 now; mov.u64 now, %globaltimer; st.global.u64 [$0], now; }", [],
+      [Memory("global", (8,), "uint64")])
 
 _missing = set(cpu_ptx.INTRINSICS) - {*LINES, *CONSTANT_LINES, *WGMMA, "wgmma_descriptor"}
 assert not _missing, f"labkit.simt.ptx names intrinsics that have no PTX here: {sorted(_missing)}"

@@ -55,10 +55,13 @@ from labkit.models.blob import Blob, LazyTensor, converted, is_bfloat16
 from labkit.models.configs import EMBEDDING, HEAD, LARGEST, names_in, shapes
 from labkit.models.configs import LlamaConfig as Config
 from labkit.models.dtypes import DTYPES, chosen
+from labkit.models.one_kernel import OneKernel
 from labkit.models.packed import QuantizedTensor, arrays_of, as_bytes, opened, stacked
 from labkit.models.packed import views as packed_views
 from labkit.models.step import Inputs, Piece, Shape, Step
 from labkit.models.watch import reporter
+
+ONE_KERNEL = False  # whether steps of up to eight decoding sequences are one launch, labkit.models.one_kernel
 
 # --- The model -------------------------------------------------------------------------------------------------------
 
@@ -70,10 +73,12 @@ class Llama:
     the configuration says (labkit.models.packed): these are multiplied as they are, and the others are of `dtype`.
     dtype: "bfloat16", "float16", "float32", or "auto", of which the attribute says what it was (labkit.models.dtypes).
     positions: how many of them the table of angles has; at most the model's.
+    one_kernel: compute a step of up to eight sequences with one token each in one launch, with the default kernels and
+    unquantised weights, from compute capability 9.0 on; other steps, which may differ in the last bits, as before.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "auto",
-                 kernels: Kernels | None = None, positions: int | None = None):
+                 kernels: Kernels | None = None, positions: int | None = None, one_kernel: bool = ONE_KERNEL):
         dtype = chosen(dtype, config.kind)
         self.config, self.dtype, self.kernels = config, dtype, kernels or Kernels()
         self.tensors = opened(tensors, config.quantization_config)
@@ -87,14 +92,16 @@ class Llama:
         self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
         self.scale = config.head_dim**-0.5
         self.fused_rows = self._fused_rows()
+        self.one_kernel = OneKernel(self) if one_kernel else None
 
     def with_kernels(self, kernels: Kernels) -> Llama:
-        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
+        """The same model with other kernels, launch by launch; on the same weights, if these kernels take them as they
+        are."""
         if kernels.arrange_gate_up is not self.kernels.arrange_gate_up:
             return type(self)(self.config, self.tensors, self.dtype, kernels, self.positions)
         other = copy.copy(self)
         other.kernels = kernels
-        other.fused_rows = other._fused_rows()
+        other.fused_rows, other.one_kernel = other._fused_rows(), None
         return other
 
     def _fused_rows(self) -> int:
@@ -211,6 +218,8 @@ class Llama:
         """
         run, report, w, shape = self.kernels, reporter(watch), self.weights, step.shape
         b = ws.rows(shape)
+        if self.one_kernel and watch is None and self.one_kernel.takes(step):
+            return self.one_kernel.forward(step, cache, b.logits, stream)
         run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
         report("embedding", b.x)
         fused = shape.rows <= self.fused_rows and watch is None

@@ -325,6 +325,9 @@ _intrinsic("mbarrier_wait", "bars i parity", "wait", SM90, f"{_MB}.try_wait",
            The CPU device stops with a deadlock error, which names the barriers and the lines, where no thread can go
            on.
            """, _BARS, interpreted=True)
+_intrinsic("mbarrier_wait_bounded", "bars i parity", "wait", SM90, f"{_MB}.try_wait",
+           """As mbarrier_wait, but a wait of more than two seconds traps on a GPU, so that a mistake is no hang. The CPU
+           device needs no bound.""", _BARS, interpreted=True)
 _TMA = "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
 _TMAP = """
 tensor_map is what ptx.tensor_map_2d(array, box_rows, box_cols, swizzle) made on the host, passed as an argument of the
@@ -337,6 +340,12 @@ _intrinsic("tma_load_2d", "shared i tensor_map col row bars b", "memory", SM90, 
            matrix come as zeros.
            The CPU device fills the tile with 0xFF bytes at once and delivers as late as it can, so that a missing
            mbarrier_wait shows.""", _TMAP, interpreted=True)
+_intrinsic("bulk_load", "shared i array j nbytes bars b", "memory", SM90,
+           "Data Movement and Conversion Instructions: cp.async.bulk",
+           """Starts a copy of nbytes contiguous bytes, a multiple of 16, from array[j] on to shared[i] on, both at
+           multiples of 16 bytes. One thread calls it; the barrier bars[b] counts the bytes when they have arrived. i
+           and j are flat indices of elements. Needs no tensor map. The CPU device fills the bytes with 0xFF at once and
+           delivers as late as it can, so that a missing wait shows.""", interpreted=True)
 _intrinsic("tma_store_2d", "tensor_map col row shared i", "memory", SM90, _TMA,
            """Starts the copy of a box from shared memory (swizzled) to the matrix; elements outside it are not stored.
            One thread calls it, after fence_proxy_async() by the threads that wrote the tile and a barrier.""",
@@ -356,6 +365,27 @@ _intrinsic("prefetch_l2", "array i nbytes", "order", ANY,
            """Brings nbytes of an array, from array[i] on, from memory to the L2 cache, and waits for nothing: for
            what a later kernel reads. The address and nbytes must be multiples of 16. Nothing to do on the CPU
            device, and before compute capability 9.0.""")
+
+# ---------------------------------------------------------------- blocks that wait for one another
+
+_COUNTER = """
+array is of uint32, in global memory, and i a flat index.
+"""
+_intrinsic("load_acquire", "array i", "memory", SM90, "Data Movement and Conversion Instructions: ld.acquire",
+           """array[i], as it is now. What other blocks wrote before they raised the counter with add_release can be read
+           after it, also by the block's other threads behind a barrier. A loop that waits with it is a form that the
+           CPU device knows: while all threads of a block wait, the other blocks run, and a wait that no block can end
+           is a deadlock error.""", _COUNTER, interpreted=True)
+_intrinsic("add_release", "array i value", "memory", SM90,
+           "Parallel Synchronization and Communication Instructions: red.release",
+           """Adds a uint32 to array[i] atomically, after all that this thread wrote and, behind a barrier, its block.""",
+           _COUNTER, interpreted=True)
+_intrinsic("trap", "", "memory", ANY, "Miscellaneous Instructions: trap",
+           """Stops the launch with an error: the end of a wait that has lasted too long, so that a mistake is no hang.
+           """, interpreted=True)
+_intrinsic("store_timer", "array i", "memory", ANY, "Special Registers: %globaltimer",
+           """Writes the time in nanoseconds to array[i], an array of uint64 in global memory: on one clock for all SMs
+           of a GPU.""", interpreted=True)
 
 # ---------------------------------------------------------------- a kernel that begins before the one before it ends
 

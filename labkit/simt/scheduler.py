@@ -23,6 +23,7 @@ def _kind(op):
     return SPIN if op == SPIN else sync_kind(op)
 
 
+MBARRIER_WAITS = ("ptx.mbarrier_wait", "ptx.mbarrier_wait_bounded")
 IDLE_ROUNDS = 64  # of one block; twice with the same memory is a deadlock
 
 
@@ -167,7 +168,7 @@ class Scheduler:
             op, line, args = t.request
             if op == "ptx.named_barrier_sync":
                 named.setdefault(int(args[0]), []).append(t)
-            elif self.execution.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t).passes(args[2]):
+            elif self.execution.intrinsics.barrier(op.removeprefix("ptx."), *args[:2], line, t).passes(args[2]):
                 going.append(t)
         for group_index, group in named.items():
             counts = {int(t.request[2][1]) for t in group}
@@ -181,7 +182,7 @@ class Scheduler:
             if len(group) == max(counts):
                 self._order(group)
                 going += group
-        passed = [t for t in going if t.request[0] == "ptx.mbarrier_wait"]
+        passed = [t for t in going if t.request[0] in MBARRIER_WAITS]
         if passed:
             self._order(passed)
         return going
@@ -312,8 +313,8 @@ class Scheduler:
         groups = {}
         for t in waiting:
             op, line, args = t.request
-            if op == "ptx.mbarrier_wait":
-                barrier = self.execution.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t)
+            if op in MBARRIER_WAITS:
+                barrier = self.execution.intrinsics.barrier(op.removeprefix("ptx."), *args[:2], line, t)
                 wait = f"at line {line} for {barrier.name}, parity {int(args[2])} ({barrier})"
             elif op == "ptx.named_barrier_sync":
                 wait = f"at line {line} for {int(args[1])} threads at named barrier {int(args[0])}"

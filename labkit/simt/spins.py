@@ -7,11 +7,12 @@ beginning when there were too many. An interpreted thread lets the others go on 
 
 import ast
 
-from labkit.simt.ir import AtomicCall, Exit, Inline, Sync
+from labkit.simt.ir import AtomicCall, Exit, Inline, IntrinsicCall, Sync
 
 _LEAVES = (ast.Break, ast.Return, Exit)
 _LOOPS = (ast.For, ast.While)
 _LOOKS = {"add", "sub", "or_", "xor", "max"}  # atomics that read a location, with the value 0
+ACQUIRE = "load_acquire"  # of labkit.ptx: a read that is meant for such loops
 _TRIES = {"cas", "exch"}  # atomics that try to take it
 
 
@@ -76,11 +77,15 @@ def _read_index(node):
 
 
 def _atomic(node):
-    """(operation, arguments) of an atomic, else None."""
+    """(operation, arguments) of an atomic, and of ptx.load_acquire, else None."""
     if isinstance(node, AtomicCall):
         return node.op, node.args
+    if isinstance(node, IntrinsicCall) and node.intrinsic == ACQUIRE:
+        return ACQUIRE, node.args
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
+    if node.func.attr == ACQUIRE:
+        return ACQUIRE, node.args
     owner = node.func.value  # of a source, before names are resolved
     is_atomic = isinstance(owner, ast.Attribute) and owner.attr == "atomic" and len(node.args) > 1
     return (node.func.attr, node.args) if is_atomic else None
@@ -92,7 +97,7 @@ def _is_look(node):
     value = arguments[2] if len(arguments) > 2 else None
     if isinstance(value, ast.Call) and len(value.args) == 1:  # int32(0)
         value = value.args[0]
-    return op in _TRIES or (op in _LOOKS and isinstance(value, ast.Constant) and value.value == 0)
+    return op in _TRIES or op == ACQUIRE or (op in _LOOKS and isinstance(value, ast.Constant) and value.value == 0)
 
 
 def _tests(loop):

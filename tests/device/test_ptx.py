@@ -13,6 +13,7 @@ from numba import float32, uint32, uint64
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.kernels.arguments import dynamic_shared
+from labkit.simt.errors import KernelAssertionError
 
 LANES = np.arange(32)
 
@@ -615,6 +616,83 @@ def test_a_ring_of_mbarriers_between_two_warps(rng):
     d_source, d_out = cuda.to_device(source), cuda.to_device(np.full((50, 64), np.nan, np.float16))
     copy_boxes[1, 64](ptx.tensor_map_2d(d_source, 8, 64, 0), ptx.tensor_map_2d(d_out, 8, 64, 0), np.uint32(7))
     np.testing.assert_array_equal(d_out.copy_to_host(), 2 * source)
+
+
+@cuda.jit
+def load_rows(source, out):
+    """A bulk copy of each of two rows of 48 elements, to two barriers; a bounded wait for each."""
+    rows = cuda.shared.array(2 * 64, np.float16, 16)
+    bars = cuda.shared.array(2, np.uint64)
+    t = uint32(cuda.threadIdx.x)
+    if t < uint32(2):
+        ptx.mbarrier_init(bars, t, uint32(1))
+        ptx.fence_mbarrier_init()
+    cuda.syncthreads()
+    if t < uint32(2):
+        ptx.mbarrier_expect_tx(bars, t, uint32(96))
+        ptx.bulk_load(rows, t * uint32(64), source, uint64(t) * uint64(200) + uint64(8), uint32(96), bars, t)
+    for row in range(2):
+        ptx.mbarrier_wait_bounded(bars, uint32(row), uint32(0))
+        if t < uint32(48):
+            out[row, t] = rows[uint32(row) * uint32(64) + t]
+
+
+def test_bulk_copies_bring_contiguous_bytes(rng):
+    needs(9)
+    source = exact(rng, 2, 200)
+    out = cuda.to_device(np.full((2, 48), np.nan, np.float16))
+    load_rows[1, 64](cuda.to_device(source), out)
+    np.testing.assert_array_equal(out.copy_to_host(), source[:, 8:56])
+
+
+@cuda.jit
+def one_after_the_other(counter, values, times):
+    """Block b waits for the blocks before it, and adds its number to what the last of them wrote."""
+    b, t = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    if t == uint32(0):
+        ptx.store_timer(times, uint32(2) * b)
+        while ptx.load_acquire(counter, uint32(0)) < b:
+            pass
+        values[b + uint32(1)] = values[b] + b + uint32(1)
+        ptx.add_release(counter, uint32(0), uint32(1))
+        ptx.store_timer(times, uint32(2) * b + uint32(1))
+
+
+def test_blocks_wait_for_a_counter_and_see_what_was_written_before():
+    needs(9)
+    counter, values, times = (cuda.to_device(np.zeros(count, dtype)) for count, dtype in (
+        (1, np.uint32), (6, np.uint32), (10, np.uint64)))
+    one_after_the_other[5, 32](counter, values, times)
+    np.testing.assert_array_equal(values.copy_to_host(), np.cumsum(np.arange(6)))
+    assert counter.copy_to_host()[0] == 5
+    begins, ends = times.copy_to_host().astype(np.int64).reshape(5, 2).T
+    assert (ends >= begins).all() and (np.diff(ends) >= 0).all() and begins.min() > 0
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("nbytes", [0, 24])
+def test_a_bulk_copy_of_other_sizes_is_refused(nbytes):
+    @cuda.jit
+    def load(source, count):
+        row = cuda.shared.array(64, np.float16, 16)
+        bars = cuda.shared.array(1, np.uint64)
+        ptx.mbarrier_init(bars, 0, 1)
+        ptx.bulk_load(row, 0, source, 0, count, bars, 0)
+
+    with pytest.raises(KernelAssertionError, match=rf"passes nbytes = {nbytes} to ptx.bulk_load"):
+        load[1, 1](cuda.to_device(np.zeros(64, np.float16)), np.uint32(nbytes))
+
+
+@pytest.mark.cpu_device
+def test_a_trap_ends_the_launch():
+    @cuda.jit
+    def stop(values):
+        if values[0] == 0:
+            ptx.trap()
+
+    stop[1, 1](np.ones(1, np.int32))
+    with pytest.raises(KernelAssertionError, match=r"comes to ptx.trap\(\)"):
+        stop[1, 1](np.zeros(1, np.int32))
 
 
 @pytest.mark.parametrize(("rows", "cols", "swizzle", "message"), [

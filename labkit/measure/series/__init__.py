@@ -65,6 +65,7 @@ SERIES = {one.name: one for one in (
     *_several("minilm minilm_corpus minilm_ladder minilm_profile", "attention_sentences_half", "minilm"),
     Series("llama_decode", "paged_decode_bf16", "llama", plot="engine.decode_steps"),
     Series("llama_prefill", "paged_decode_bf16", "llama"),
+    Series("llama_one_kernel", "paged_decode_bf16", "one_kernel"),
     Series("engine", "paged_decode_bf16", "engine", plot="engine.seats"),
     *_several("nano_vllm_bench engine_logprobs engine_start", "paged_decode_bf16", "engine"),
     Series("serve", "paged_decode_bf16", "serve", plot="serve.load"),

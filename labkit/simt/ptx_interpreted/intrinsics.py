@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 
 import numpy as np
 
@@ -37,7 +38,8 @@ class Intrinsics:
         names["_ptx_cp_async_4"] = functools.partial(self._copy, "cp_async_4", 4)
         for name in ("cp_async_commit", "cp_async_wait", "wgmma_descriptor", "wgmma_commit", "fence_proxy_async",
                      "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "tma_load_2d", "tma_store_2d",
-                     "tma_store_commit", "tma_store_wait"):  # fmt: skip
+                     "tma_store_commit", "tma_store_wait", "bulk_load", "load_acquire", "add_release", "trap",
+                     "store_timer"):  # fmt: skip
             names[f"_ptx_{name}"] = getattr(self, name)
         return names
 
@@ -287,16 +289,40 @@ class Intrinsics:
         start, chunks = self._box("tma_load_2d", tensor_map, shared, i, line)
         barrier = self.barrier("tma_load_2d", bars, b, line)
         state.bytes_at(start, tensor_map.box_bytes)[...] = 0xFF
-        state.loads.append((tensor_map, int(col), int(row), chunks, barrier))
+        state.loads.append(functools.partial(self._deliver_box, tensor_map, int(col), int(row), chunks, barrier))
         self.execution.filled_range(shared, start, tensor_map.box_bytes)
 
+    def bulk_load(self, shared, i, array, j, nbytes, bars, b):
+        frame, execution = sys._getframe(1), self.execution
+        line, nbytes = frame.f_lineno, int(nbytes)
+        if nbytes < 16 or nbytes % 16:
+            self.fault("assertion", line, f"passes nbytes = {nbytes} to ptx.bulk_load; it must be a multiple of 16")
+        source = execution.wide("load", "bulk_load", array, int(j), nbytes, 16, line, frame)
+        target = execution.wide("copy", "bulk_load", shared, int(i), nbytes, 16, line, frame)
+        barrier = self.barrier("bulk_load", bars, b, line)
+        if source is None or target is None:
+            return
+        start = self.execution.address(shared) + int(i) * shared.itemsize
+        self._in_window("bulk_load", shared, start, line)
+        target.view(np.uint8)[:nbytes] = 0xFF
+        execution.state.loads.append(functools.partial(self._deliver_bytes, source, target, nbytes, barrier))
+        execution.filled_range(shared, start, nbytes)
+
+    @staticmethod
+    def _deliver_bytes(source, target, nbytes, barrier):
+        target.view(np.uint8)[:nbytes] = source.view(np.uint8)[:nbytes]
+        barrier.receive(nbytes)
+
     def deliver(self):
-        """The oldest TMA load arrives. False if there is none."""
-        state = self.execution.state
-        if not state.loads:
-            return False
-        tensor_map, col, row, chunks, barrier = state.loads.pop(0)
-        matrix = self.execution.raw(tensor_map.array)
+        """The oldest load by TMA arrives. False if there is none."""
+        loads = self.execution.state.loads
+        if loads:
+            loads.pop(0)()
+            return True
+        return False
+
+    def _deliver_box(self, tensor_map, col, row, chunks, barrier):
+        state, matrix = self.execution.state, self.execution.raw(tensor_map.array)
         box = np.zeros((tensor_map.box_rows, tensor_map.box_cols), matrix.dtype)
         matrix_part, box_part = self._part(tensor_map, col, row)
         box[box_part] = matrix[matrix_part]
@@ -305,7 +331,6 @@ class Intrinsics:
         pieces = state.window[: state.window.size // 16 * 16].reshape(-1, 16)
         pieces[chunks] = box.view(np.uint8).reshape(*chunks.shape, 16)
         barrier.receive(tensor_map.box_bytes)
-        return True
 
     def tma_store_2d(self, tensor_map, col, row, shared, i):
         line = sys._getframe(1).f_lineno
@@ -326,6 +351,34 @@ class Intrinsics:
             box = np.ascontiguousarray(pieces[chunks]).reshape(tensor_map.box_rows, -1).view(matrix.dtype)
             matrix_part, box_part = self._part(tensor_map, col, row)
             matrix[matrix_part] = box[box_part]
+
+    # ---------------- blocks that wait for one another
+
+    def _counter(self, name, array, i, itemsize=4):
+        frame = sys._getframe(2)
+        if array.itemsize != itemsize:
+            self.fault("assertion", frame.f_lineno, f"uses an array of {array.dtype} with ptx.{name}; it takes "
+                       f"uint{8 * itemsize}")  # fmt: skip
+        if not 0 <= int(i) < array.size:
+            self.execution._beyond("load", name, array, int(i), 1, frame.f_lineno, frame)
+        return self.execution.raw(array).reshape(-1), int(i)
+
+    def load_acquire(self, array, i):
+        counters, i = self._counter("load_acquire", array, i)
+        return Uint32(int(counters[i]))
+
+    def add_release(self, array, i, value):
+        counters, i = self._counter("add_release", array, i)
+        counters[i] += np.uint32(int(value))
+
+    def trap(self):
+        self.fault("assertion", sys._getframe(1).f_lineno, "comes to ptx.trap()")
+
+    def store_timer(self, array, i):
+        times, i = self._counter("store_timer", array, i, itemsize=8)
+        times[i] = time.perf_counter_ns()
+
+    # ---------------- the end of a block
 
     def check_finished(self, threads):
         """At the end of a block: a fault for a product or a store that no thread has waited for."""
