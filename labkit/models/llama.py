@@ -74,7 +74,8 @@ class Llama:
     dtype: "bfloat16", "float16", "float32", or "auto", of which the attribute says what it was (labkit.models.dtypes).
     positions: how many of them the table of angles has; at most the model's.
     one_kernel: compute a step of up to eight sequences with one token each in one launch, with the default kernels and
-    unquantised weights, from compute capability 9.0 on; other steps, which may differ in the last bits, as before.
+    unquantised weights, from compute capability 9.0 on. Other steps run launch by launch; their logits differ in the
+    last bits.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "auto",

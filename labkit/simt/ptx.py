@@ -343,7 +343,7 @@ _intrinsic("tma_load_2d", "shared i tensor_map col row bars b", "memory", SM90, 
 _intrinsic("bulk_load", "shared i array j nbytes bars b", "memory", SM90,
            "Data Movement and Conversion Instructions: cp.async.bulk",
            """Starts a copy of nbytes contiguous bytes, a multiple of 16, from array[j] on to shared[i] on, both at
-           multiples of 16 bytes. One thread calls it; the barrier bars[b] counts the bytes when they have arrived. i
+           multiples of 16. One thread calls it; the barrier bars[b] counts the bytes when they have arrived. i
            and j are flat indices of elements. Needs no tensor map. The CPU device fills the bytes with 0xFF at once and
            delivers as late as it can, so that a missing wait shows.""", interpreted=True)
 _intrinsic("tma_store_2d", "tensor_map col row shared i", "memory", SM90, _TMA,
@@ -372,13 +372,14 @@ _COUNTER = """
 array is of uint32, in global memory, and i a flat index.
 """
 _intrinsic("load_acquire", "array i", "memory", SM90, "Data Movement and Conversion Instructions: ld.acquire",
-           """array[i], as it is now. What other blocks wrote before they raised the counter with add_release can be read
-           after it, also by the block's other threads behind a barrier. A loop that waits with it is a form that the
+           """array[i], as it is now. What other blocks wrote before they raised the counter with add_release can be
+           read after it, also by the block's other threads behind a barrier. A loop that waits with it is a form that the
            CPU device knows: while all threads of a block wait, the other blocks run, and a wait that no block can end
            is a deadlock error.""", _COUNTER, interpreted=True)
 _intrinsic("add_release", "array i value", "memory", SM90,
            "Parallel Synchronization and Communication Instructions: red.release",
-           """Adds a uint32 to array[i] atomically, after all that this thread wrote and, behind a barrier, its block.""",
+           """Adds a uint32 to array[i] atomically, after all that this thread and, before a barrier, its block wrote.
+           """,
            _COUNTER, interpreted=True)
 _intrinsic("trap", "", "memory", ANY, "Miscellaneous Instructions: trap",
            """Stops the launch with an error: the end of a wait that has lasted too long, so that a mistake is no hang.

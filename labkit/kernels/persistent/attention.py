@@ -2,8 +2,8 @@
 
 An item is a split of a sequence, a page for each warp of a block, and the query heads that share a head of keys and
 values. The block rotates its queries and, in the split that ends with the newest token, that token's key, which it
-writes to the cache with the value. Warps, and then splits, are merged in order; the splits by the block that is the last
-to have one of them. A sequence's splits depend on its own length alone, so its result has the same bits in any batch.
+writes to the cache with the value. Warps, and then splits, are merged in order; the splits by the last block that has
+one of them. A sequence's splits depend on its own length alone, so its result has the same bits in any batch.
 
 A partial result is, for each query head, acc (head_dim), row_sum and row_max, as in attention/paged_merge.py.
 """
@@ -26,7 +26,6 @@ def make_attention(decoder: Decoder):
     WARPS, THREADS, element = decoder.warps, 32 * decoder.warps, decoder.element
     HEADS, KV_HEADS, GROUP, SIZE = decoder.heads, decoder.kv_heads, decoder.group_heads, decoder.head_dim
     HALF, STRIDE, SCALE, LOG2E = SIZE // 2, SIZE + 2, float32(decoder.scale), float32(LOG2_E)
-    QKV, ATTENDED = decoder.qkv_rows, decoder.attended
     KEY_LOADS = SIZE // 8 // LANES_PER_TOKEN  # of 16 bytes, by a lane
     VALUE_LANES = SIZE // 8  # that share a value
     VALUES = PAGE * VALUE_LANES // 32  # that a lane loads 16 bytes of

@@ -9,7 +9,6 @@ Work    all weights are read once; 5 joins for each layer (joins.py), and one be
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """
 
-
 import numpy as np
 from numba import int32, uint32, uint64
 
@@ -28,7 +27,7 @@ from labkit.kernels.persistent.ring import make_load_matrix
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
 
 KINDS = 6  # weights of a layer, in the order of `offsets`
-NORM, QKV, O, POST_NORM, GATE_UP, DOWN = range(KINDS)
+NORM, QKV, OUT, POST_NORM, GATE_UP, DOWN = range(KINDS)
 EMBEDDING, LAST_NORM, HEAD = range(3)  # of its last row
 NO_TOKEN = int32(-1)  # where all logits are NaN
 CPU_BLOCKS = 2  # that the CPU device runs
@@ -47,16 +46,16 @@ def mark(timers, index, marks):
 
 @kernel_factory
 def make_persistent_decode(decoder: Decoder):
-    """A block has decoder.warps warps that compute and one that copies weights; a phase ends with a join. Tiles of eight
-    weights are taken by the blocks in turn."""
+    """A block has decoder.warps warps that compute and one that copies weights; a phase ends with a join. The blocks
+    take tiles of eight weights in turn."""
     WARPS, THREADS, STAGES, SCRATCH = decoder.warps, 32 * decoder.warps, decoder.stages, decoder.scratch
-    C, A, I, V = decoder.hidden, decoder.attended, decoder.mlp, decoder.vocab
+    C, A, M, V = decoder.hidden, decoder.attended, decoder.mlp, decoder.vocab
     QKV_ROWS, GATE_UP_ROWS, TIMED = decoder.qkv_rows, decoder.gate_up_rows, decoder.timed
-    C_FRAGMENT, A_FRAGMENT, I_FRAGMENT = (fragment_size(decoder, columns) for columns in (C, A, I))
+    C_FRAGMENT, A_FRAGMENT, M_FRAGMENT = (fragment_size(decoder, columns) for columns in (C, A, M))
     element, ELEMENT = decoder.element, decoder.element.dtype.type
     load_hidden, normalise, multiply_hidden = make_product(decoder, C)
     load_attended, _, multiply_attended = make_product(decoder, A)
-    load_gated, _, multiply_gated = make_product(decoder, I)
+    load_gated, _, multiply_gated = make_product(decoder, M)
     load_matrix, sum_warps = make_load_matrix(decoder), make_sum_warps(decoder)
     fetch_pages, attend = make_attention(decoder)
     to_float, to_element, rounded, swiglu = element.number, element.element, element.rounded, SWIGLU[element]
@@ -67,9 +66,9 @@ def make_persistent_decode(decoder: Decoder):
         layers, count = u32.shape(offsets)[0] - 1, uint32(0)
         for layer in u32.range(layers):
             count = load_matrix(ring, weights, offset_of(offsets, layer, QKV), QKV_ROWS, C, 1, count, lane)
-            count = load_matrix(ring, weights, offset_of(offsets, layer, O), C, A, 1, count, lane)
+            count = load_matrix(ring, weights, offset_of(offsets, layer, OUT), C, A, 1, count, lane)
             count = load_matrix(ring, weights, offset_of(offsets, layer, GATE_UP), GATE_UP_ROWS, C, 2, count, lane)
-            count = load_matrix(ring, weights, offset_of(offsets, layer, DOWN), C, I, 1, count, lane)
+            count = load_matrix(ring, weights, offset_of(offsets, layer, DOWN), C, M, 1, count, lane)
         load_matrix(ring, weights, offset_of(offsets, layers, HEAD), V, C, 1, count, lane)
 
     @cuda.jit(device=True)
@@ -83,8 +82,8 @@ def make_persistent_decode(decoder: Decoder):
     def best_of_lanes(value, index, shuffles):
         """Return the best of 2 ** shuffles neighbouring lanes."""
         for n in range(shuffles):
-            other, other_index = cuda.shfl_xor_sync(ALL_LANES, value, 1 << n), cuda.shfl_xor_sync(ALL_LANES, index, 1 << n)
-            value, index = better(value, index, other, other_index)
+            value, index = better(value, index, cuda.shfl_xor_sync(ALL_LANES, value, 1 << n),
+                                  cuda.shfl_xor_sync(ALL_LANES, index, 1 << n))
         return value, index
 
     @cuda.jit(device=True)
@@ -108,7 +107,7 @@ def make_persistent_decode(decoder: Decoder):
         is_last = cuda.shared.array(1, uint32)
         hidden_frag = cuda.local.array(C_FRAGMENT, uint32)
         attended_frag = cuda.local.array(A_FRAGMENT, uint32)
-        gated_frag = cuda.local.array(I_FRAGMENT, uint32)
+        gated_frag = cuda.local.array(M_FRAGMENT, uint32)
         thread = u32.threadIdx.x
         warp, lane = thread // 32, thread % 32
         block, blocks = u32.blockIdx.x, u32.gridDim.x
@@ -183,7 +182,7 @@ def make_persistent_decode(decoder: Decoder):
                     buffer ^= 2
                 join(counters, timers, JOINS * layer + 3, marks, thread)
 
-                load_gated(gated_frag, gated, uint64(row * I), warp, lane)
+                load_gated(gated_frag, gated, uint64(row * M), warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, C, blocks * ROWS):
                     count = multiply_gated(gated_frag, ring, scratch, buffer, count, warp, lane)

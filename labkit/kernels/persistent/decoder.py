@@ -1,7 +1,7 @@
 """The sizes of a decoder that one kernel computes, and how its blocks divide shared memory.
 
-A stage of the ring holds eight rows of weights: `stage_columns` of each, two groups of 32 for each warp. A row is padded
-by 64 bytes, so that the eight lanes of a 128-bit load touch 32 different banks.
+A stage of the ring holds eight rows of weights: `stage_columns` of each, two groups of 32 for each warp. A row is
+padded by 64 bytes, so that the eight lanes of a 128-bit load touch 32 different banks.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
     llama_one_kernel()      1 to 8 sequences with 1,024 tokens each: both graphs, agreement, the phases' times
 
 Prediction for one sequence on an H200, Llama 3.2 1B in bfloat16: 2.5 GB of weights and keys and values at 4.2 TB/s take
-0.60 ms. Of the 5 joins of each of 16 layers, some 1.5 us each, two are covered by the ring, which holds 200 KB of the next
-weights: 6 us of what an SM reads. From the end of qkv to the first gate lie three joins, attention (4 us) and the
+0.60 ms. Of the 5 joins of each of 16 layers, some 1.5 us each, two are covered by the ring, which holds 200 KB of the
+next weights: 6 us of what an SM reads. From the end of qkv to the first gate lie three joins, attention (4 us) and the
 output projection, 10 us in all: 4 us of them exposed, 0.06 ms in 16 layers. With the first loads, the greedy token and
 the launches for sampling behind it (0.03 ms) the step should take 0.69 ms, where the graph of launches takes 0.93. For
 eight sequences the cache adds 0.23 GB (0.06 ms), and every SM reads eight rows of activations from L2: 0.80 ms.
@@ -13,6 +13,7 @@ eight sequences the cache adds 0.23 GB (0.06 ms), and every SM reads eight rows 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Sequence
 
@@ -69,9 +70,9 @@ def reference_error(dtype: str = "bfloat16", contexts: Sequence[int] = (40, 1, 1
 
 
 def phase_times(times: np.ndarray, layers: int) -> dict:
-    """Microseconds of the phases in all layers, of times (blocks, marks) in nanoseconds: the median of a block's work and
-    of its wait at the join behind it, and the work of the slowest block; and the marks of the middle layer, from its
-    first one on."""
+    """Microseconds of the phases in all layers, of times (blocks, marks) in nanoseconds: the median of a block's work
+    and of its wait at the join behind it, and the work of the slowest block; and the marks of the middle layer, from
+    its first one on."""
     of_layers = times[:, : 2 * JOINS * layers + 1].astype(np.int64)
     work = (of_layers[:, 1::2] - of_layers[:, :-1:2]).reshape(-1, layers, JOINS) / 1e3
     waits = (of_layers[:, 2::2] - of_layers[:, 1::2]).reshape(-1, layers, JOINS) / 1e3
@@ -127,7 +128,7 @@ def llama_one_kernel(sequences: Sequence[int] | None = None, tokens: int | None 
         chunks = [chunk.sequence for chunk in step.chunks]
         inputs = Inputs(count, count, pages_for(tokens + 1)).step(
             [Piece(each.tokens[-1:], tokens - 1, each.pages) for each in chunks])
-        alone = time_graph(lambda stream: one.one_kernel.forward(inputs, cache, logits, stream), launches=4)
+        alone = time_graph(functools.partial(one.one_kernel.forward, inputs, cache, logits), launches=4)
         (ours, ours_tokens), (theirs, their_tokens) = found["one_kernel"], found["launches"]
         nbytes = weight_bytes(config) + cache_bytes(config, count * tokens)
         greedy = one.one_kernel.buffers.tokens.copy_to_host()[:count]
@@ -151,5 +152,5 @@ def llama_one_kernel(sequences: Sequence[int] | None = None, tokens: int | None 
             f"{one['phase']} {one['work_us']:.1f} us, slowest {one['slowest_us']:.1f}, then waits {one['wait_us']:.1f}"
             for one in timeline["phases"]) + f"; head {timeline['head_us']:.1f} us; all "
             f"{timeline['from_first_to_last_us']:.0f} us")
-    return measure.stamped({"weights": "random", "shape": config.size, "tokens": tokens, "roundings_from_float64": error,
-                            "rows": rows, "timelines": timelines})
+    return measure.stamped({"weights": "random", "shape": config.size, "tokens": tokens, "rows": rows,
+                            "roundings_from_float64": error, "timelines": timelines})

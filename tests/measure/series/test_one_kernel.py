@@ -10,8 +10,8 @@ from labkit.measure.series import one_kernel as series
 
 
 def test_phases_of_made_up_times():
-    """Two layers, in which phase n takes n + 1 us and the wait behind it half a microsecond; a second block, 1 us more in
-    attention."""
+    """Two layers, in which phase n takes n + 1 us and the wait behind it half a microsecond; a second block takes 1 us
+    more in attention."""
     times = np.zeros((2, 2 * (JOINS * 2 + 1)), np.uint64)
     for block in range(2):
         now = 5000
