@@ -45,10 +45,11 @@ class Intrinsics:
 
     # ---------------- 128 bits at once
 
-    def _check_words(self, name, array, line):
-        if array.itemsize not in (2, 4):
-            self.fault("assertion", line, f"uses an array of {array.dtype} with ptx.{name}; allowed are 4-byte types, "
-                       "and 2-byte types, which travel as four uint32 words")  # fmt: skip
+    def _check_words(self, name, array, line, count=4):
+        if array.itemsize != 4 and (array.itemsize, count) != (2, 4):
+            halves = ", and 2-byte types, which travel as four uint32 words" if count == 4 else ""
+            self.fault("assertion", line, f"uses an array of {array.dtype} with ptx.{name}; allowed are 4-byte types"
+                       f"{halves}")  # fmt: skip
 
     def _load4(self, name, array, i):
         frame = sys._getframe(1)
@@ -65,7 +66,7 @@ class Intrinsics:
 
     def _store_words(self, name, array, i, *values):
         frame, nbytes = sys._getframe(1), 4 * len(values)
-        self._check_words(name, array, frame.f_lineno)
+        self._check_words(name, array, frame.f_lineno, len(values))
         flat = self.execution.wide("store", name, array, int(i), nbytes, nbytes, frame.f_lineno, frame)
         if flat is not None:
             if flat.dtype == np.float32:

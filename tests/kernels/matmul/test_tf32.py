@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from labkit import cuda
+from labkit import cuda, observe
+from labkit.device import ptx
 from labkit.kernels.agree import agree
+from labkit.kernels.arguments import unsigned
 from labkit.kernels.matmul.tf32 import matmul_tf32_pipelined, matmul_tf32_tensor_core
-from labkit.kernels.matmul.wgmma_tf32 import WGMMA_TF32, matmul_tf32_wgmma
+from labkit.kernels.matmul.wgmma_tf32 import DEPTH, SHARED_BYTES, TILE, WGMMA_TF32, matmul_tf32_wgmma
 from labkit.kernels.ops.matmul_tf32 import MATMUL_TF32
 from tests.compiled import HOPPER, ptx_of, resources_of
 from tests.launching import run
@@ -61,6 +63,15 @@ def test_a_block_takes_one_tile_after_the_other():
     a, b = MATMUL_TF32.inputs(np.random.default_rng(2), M=300, N=260, K=168)
     allowed = MATMUL_TF32.tolerance(a.astype(np.float64), b.astype(np.float64))
     assert (np.abs(run(matmul_tf32_wgmma, (300, 260), np.float32, a, b) - MATMUL_TF32.reference(a, b)) <= allowed).all()
+
+
+@pytest.mark.cpu_device
+def test_fragments_come_without_bank_conflicts_and_stores_fill_sectors():
+    a, b, out = (cuda.to_device(np.ones(shape, np.float32)) for shape in ((8, 4), (4, 8), 64))
+    maps = (ptx.tensor_map_2d(matrix, *box, tf32=True) for matrix, box in ((a, (TILE.rows, DEPTH)), (b, (DEPTH, 32))))
+    report = observe(WGMMA_TF32[1, 384, 0, SHARED_BYTES], *maps, out, *unsigned(8, 8, 4))
+    assert report.ok and report.counts["shared_requests"] == 8 * 32 and report.counts["bank_conflicts"] == 0
+    assert report.counts["sectors"] == out.nbytes // 32
 
 
 def test_the_accumulators_of_wgmma_stay_in_registers():
