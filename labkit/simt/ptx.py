@@ -326,8 +326,8 @@ _intrinsic("mbarrier_wait", "bars i parity", "wait", SM90, f"{_MB}.try_wait",
            on.
            """, _BARS, interpreted=True)
 _intrinsic("mbarrier_wait_bounded", "bars i parity", "wait", SM90, f"{_MB}.try_wait",
-           """As mbarrier_wait, but a wait of more than two seconds traps on a GPU, so that a mistake is no hang. The CPU
-           device needs no bound.""", _BARS, interpreted=True)
+           """As mbarrier_wait, but a wait of more than two seconds traps on a GPU, so that a mistake is no hang. The
+           CPU device needs no bound.""", _BARS, interpreted=True)
 _TMA = "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
 _TMAP = """
 tensor_map is what ptx.tensor_map_2d(array, box_rows, box_cols, swizzle) made on the host, passed as an argument of the
@@ -373,9 +373,9 @@ array is of uint32, in global memory, and i a flat index.
 """
 _intrinsic("load_acquire", "array i", "memory", SM90, "Data Movement and Conversion Instructions: ld.acquire",
            """array[i], as it is now. What other blocks wrote before they raised the counter with add_release can be
-           read after it, also by the block's other threads behind a barrier. A loop that waits with it is a form that the
-           CPU device knows: while all threads of a block wait, the other blocks run, and a wait that no block can end
-           is a deadlock error.""", _COUNTER, interpreted=True)
+           read after it, also by the block's other threads behind a barrier. A loop that waits with it is a form that
+           the CPU device knows: while all threads of a block wait, the other blocks run, and a wait that no block can
+           end is a deadlock error.""", _COUNTER, interpreted=True)
 _intrinsic("add_release", "array i value", "memory", SM90,
            "Parallel Synchronization and Communication Instructions: red.release",
            """Adds a uint32 to array[i] atomically, after all that this thread and, before a barrier, its block wrote.

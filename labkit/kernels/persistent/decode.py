@@ -1,6 +1,6 @@
 """A token of up to eight sequences, from its id to the logits and the greedy token after it, in one kernel.
 
-Shapes  as labkit.models.llama: ids, positions, slots, contexts (T,), page_table (T, pages) int32; cache (2 * layers,
+Shapes  ids, positions, slots, contexts (T,), page_table (T, pages) int32; cache (2 * layers,
         elements of a layer): keys of a layer, its values, those of the next; weights a buffer of bfloat16 (uint16) or
         float16, and offsets (layers + 1, 6) uint32, in units of 16 bytes, where each begins: of a layer its norm, qkv,
         o, norm, gate_up and down; in the last row the embedding, the norm and the head
