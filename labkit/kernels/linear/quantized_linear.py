@@ -27,7 +27,7 @@ from labkit.kernels.linear.quantized import GROUPS, INT4, INT8, MIDDLE, STEP, TI
 from labkit.kernels.linear.streamed import make_epilogue
 from labkit.kernels.matmul.mma import ADD_PRODUCT
 from labkit.kernels.op import missing
-from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
+from labkit.kernels.pdl import load_of, uses_pdl
 
 ZERO = float32(0.0)
 BLOCK = 128
@@ -209,6 +209,18 @@ def make_warp(format: str, group: int, scale_element: Element | None, zeros: boo
 
 # --- Tensor cores -----------------------------------------------------------------------------------------------------
 
+# INT4 in groups of 128 on an H200, predicted: the bytes of weights and scales at 4.2 TB/s, and what comes on top.
+#
+#     T x N x K            bytes alone     predicted    on top
+#     1 x 16,384 x 2,048        4.1 us          6 us    a launch, the first loads' latency, and the last block's sums
+#     1 x 2,048 x 8,192         2.1 us          4 us    the same
+#     1 x 128,256 x 2,048        32 us         38 us    61 blocks' ends and beginnings on an SM, eight at a time
+#     32 x 16,384 x 2,048       4.1 us          9 us    x, 128 KB for each SM from L2, at the time of its weights
+#     32 x 2,048 x 8,192        2.1 us          7 us    the same, and the sums of four blocks through L2
+#
+# Codes cost the ALUs some 45 instructions for each 512 bytes that a warp reads: 3 us of 16,384 x 2,048, meanwhile.
+
+SHARED_PERCENT = 75  # of an SM's memory that a graph asks to be shared: eight blocks of 16 KB, and L1 for x
 PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators hit 32 different banks
 
 
@@ -482,7 +494,7 @@ def make_tensor(format: str, group: int, scale_element: Element | None, zeros: b
                 out[token, col] = epilogue(total, bias_of, col)
 
     quantized_tensor_kernel.threads, quantized_tensor_kernel.shared_bytes = THREADS, tile.shared_bytes
-    quantized_tensor_kernel.uses_pdl, quantized_tensor_kernel.carveout = early, CARVEOUT
+    quantized_tensor_kernel.uses_pdl, quantized_tensor_kernel.carveout = early, SHARED_PERCENT
     return quantized_tensor_kernel
 
 
