@@ -133,6 +133,31 @@ def test_conversions_round_as_their_formats_say(rng):
 
 
 @cuda.jit
+def fuse(x, y, words):
+    i = uint32(cuda.grid(1))
+    if i < x.size:
+        a, b = ptx.pack_half2(x[i], y[i]), ptx.pack_half2(y[i], x[i])
+        words[i, 0] = ptx.fma_half2(a, b, a)
+        a, b = ptx.pack_bf162(x[i], y[i]), ptx.pack_bf162(y[i], x[i])
+        words[i, 1] = ptx.fma_bf162(a, b, a)
+
+
+def test_fma_rounds_once(rng):
+    needs(8)
+    n = 64
+    x, y = rng.standard_normal((2, n)).astype(np.float32)
+    words = cuda.to_device(np.zeros((n, 2), np.uint32))
+    fuse[2, 32](cuda.to_device(x), cuda.to_device(y), words)
+    words, both = words.copy_to_host(), np.stack([x, y], axis=1)
+    a = both.astype(np.float16).astype(np.float64)
+    expected = (a * a[:, ::-1] + a).astype(np.float16)
+    np.testing.assert_array_equal(words[:, 0], expected.view(np.uint32).reshape(-1))
+    a = (nearest_even_bf16(both) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+    expected = nearest_even_bf16((a * a[:, ::-1] + a).astype(np.float32))
+    np.testing.assert_array_equal(words[:, 1], expected[:, 0] | expected[:, 1] << 16)
+
+
+@cuda.jit
 def approximate(x, out):
     i = uint32(cuda.grid(1))
     if i < x.size:

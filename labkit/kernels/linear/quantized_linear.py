@@ -20,7 +20,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, resident
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, fits, resident
 from labkit.kernels.elements import BFLOAT16, ELEMENTS, FLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.linear.bf16 import linear
 from labkit.kernels.linear.quantized import GROUPS, INT4, INT8, MIDDLE, STEP, TILE, Packed
@@ -563,7 +563,7 @@ def tile_for(tokens: int, weights: Packed) -> tuple[Tile, int]:
         if tile.row_tiles == 1:
             if blocks * parts >= ENOUGH_BLOCKS:
                 return tile, 1 if blocks >= ENOUGH_BLOCKS else parts
-        elif blocks >= ENOUGH_BLOCKS and weights.zeros is None and weights.group != 32:
+        elif blocks >= ENOUGH_BLOCKS and weights.zeros is None and weights.group != 32 and fits(tile):
             return tile, 1
     return tiles[-1], parts
 
@@ -624,9 +624,9 @@ def make_dequantize(format: str, group: int, scale_element: Element | None, zero
     @cuda.jit
     def dequantize_kernel(words, scales, zero_words, out):
         eight, row = u32.grid(2)
-        depth = u32.shape(out)[1]
+        rows, depth = u32.shape(out)
         k = 8 * eight
-        if k < depth:
+        if k < depth and row < rows:
             steps = (depth + (TILE_STEP - 1)) // TILE_STEP
             tile, half, g = row // 16, row // 8 % 2, row % 8
             scale, zero = ZERO, ZERO

@@ -45,10 +45,15 @@ def packed(format: str, x, words, scales, zeros, group: int, rows: int) -> Packe
     return Packed(format, group, rows, x.shape[1], words, scales, zeros, SCALES[format])
 
 
+_last: dict = {}  # the words that were dequantised last, and the weights: a reference and its tolerances share them
+
+
 def dequantized(format: str, x, words, scales, zeros, group, rows) -> np.ndarray:
-    if not group:
-        scales = np.asarray(scales, np.float32)  # tolerances have float64
-    return unpack(packed(format, x, words, scales, zeros, group, rows)).dequantize()
+    if _last.get("words") is not words:
+        scales = scales if group else np.asarray(scales, np.float32)  # tolerances have float64
+        weight = unpack(packed(format, x, words, scales, zeros, group, rows)).dequantize()
+        _last.update(words=words, weight=weight)
+    return _last["weight"]
 
 
 def reference(*arguments, format: str):
@@ -120,8 +125,8 @@ def rungs(name: str, format: str) -> tuple:
     """The launchers as an Op calls them: inputs, then out."""
     options = (INT4, 128, BFLOAT16, False) if format == INT4 else (format, 0, None, False)
 
-    def bound(suffix, launch, kernel, idea):
-        @rung(kernel=kernel, idea=idea, sizes=SIZES)
+    def bound(suffix, launch, kernel, idea, **fields):
+        @rung(kernel=kernel, idea=idea, sizes=SIZES, **fields)
         @named(f"{name}_{suffix}", launch.__doc__)
         def launcher(x, words, scales, zeros, group, rows, out, stream=0):
             launch(x, packed(format, x, words, scales, zeros, group, rows), out, stream=stream)
@@ -135,8 +140,8 @@ def rungs(name: str, format: str) -> tuple:
                   "one warp a tile of 16 outputs: 16 bytes of codes a load"),
             bound("tensor_cores", quantized_linear.quantized_tensor_cores, tensor,
                   "codes become fragments in registers: mma.sync, copies in flight, K shared"),
-            bound("picked", quantized_linear.quantized_linear, (make_thread(*options), tensor[0]),
-                  "the one to use, by the number of rows"))
+            bound("picked", quantized_linear.quantized_linear, (make_thread(*options), make_warp(*options),
+                  tensor[0]), "the one to use, by the number of rows", picks=True))
 
 
 def _op(name: str, format: str, title: str, size_of_weights, baselines):
@@ -157,8 +162,8 @@ def _op(name: str, format: str, title: str, size_of_weights, baselines):
             bytes=lambda M, N, K: size_of_weights(N, K) + 2 * (M * K + M * N),
             timed_gpu={"M": 1, "N": 16384, "K": 2048},
             timed_cpu={"M": 1, "N": 256, "K": 256},
-            also_gpu=sizes("M N K", (1, 2048, 8192), (1, 128256, 2048), (32, 16384, 2048), (32, 2048, 8192),
-                           (256, 16384, 2048)),
+            also_gpu=sizes("M N K", (1, 2048, 8192), *[(1, 128256, 2048)] * (format == INT4), (32, 16384, 2048),
+                           (32, 2048, 8192), (256, 16384, 2048)),
             peak="f16",
         ),
         baselines=baselines,
