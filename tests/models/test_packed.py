@@ -248,11 +248,11 @@ def checkpoint(path, name: str, config=SMALL, keep=()):
     return replace(config, quantization_config=quantization), read(path), truth
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_launch_of_a_model_agrees_with_the_weights_that_were_packed(tmp_path, name):
+@pytest.mark.parametrize("name, dtype", [*((name, "bfloat16") for name in LAYOUTS), ("gptq", "float16")])
+def test_every_launch_of_a_model_agrees_with_the_weights_that_were_packed(tmp_path, name, dtype):
     config, tensors, truth = checkpoint(tmp_path / "model.safetensors", name)
-    model = Llama(config, tensors, "bfloat16")
-    w = weights_of(model.tensors, config, "bfloat16")
+    model = Llama(config, tensors, dtype)
+    w = weights_of(model.tensors, config)
     assert sorted(w) == sorted(truth)
     for param, expected in truth.items():
         np.testing.assert_array_equal(w[param], expected)
