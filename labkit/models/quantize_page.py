@@ -118,8 +118,8 @@ def page(result: Mapping) -> str:
         f"{TOKENS} tokens; how many of these the quantised model chooses, too, after the same tokens, and how many "
         f"answers it writes without a difference.",
         f"- **INT4** is in groups of {GROUP}, the largest that divides the MLP's width of 704, with a scale in "
-        f"bfloat16 each; **with zeros** each group also has a zero of 4 bits, so that its codes reach from its smallest weight "
-        f"to its largest. INT8 and FP8 have a scale for each row.",
+        f"bfloat16 each; **with zeros** each group also has a zero of 4 bits, so that its codes reach from its "
+        f"smallest weight to its largest. INT8 and FP8 have a scale for each row.",
         f"- **GPTQ** is calibrated with {texts['calibration']} other texts that the model was trained on, "
         f"{tokens['calibration']:,} tokens. The columns after a column make up for its rounding errors.",
     ]
