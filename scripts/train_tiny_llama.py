@@ -40,6 +40,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 ALWAYS = ("hacker",)  # never held out: the first question that everyone asks
 QUESTIONS = 3  # for each entry
+TEXTS = "texts.json"
+SAMPLES, CALIBRATION, MAX_SAMPLE = 60, 40, 600  # texts, and their characters at most
 
 
 # --- prepare: text -> tokens -----------------------------------------------------------------------------------------
@@ -84,8 +86,20 @@ def prepare(paths: list[Path]) -> None:
         texts[part].append(text)
         if answer:
             texts[part] += [conversation(question, answer) for question in questions_of(head, grammar, rng)]
+    sampled = samples(texts)
     rng.shuffle(texts["train"])
     tiny_training.write_tokens(WORK, texts, entries, SHAPE["vocab_size"], SPECIAL)
+    (WORK / TEXTS).write_text(json.dumps(sampled, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def samples(texts: dict[str, list[str]]) -> dict[str, list[str]]:
+    """A few short texts of each kind, to see what weights in fewer bits cost: some that were not trained on, some that
+    were, and others of those to calibrate with."""
+    rng = random.Random(SEED)
+    short = {part: [text for text in several if len(text) <= MAX_SAMPLE] for part, several in texts.items()}
+    trained = rng.sample(short["train"], min(SAMPLES + CALIBRATION, len(short["train"])))
+    return {"held_out": rng.sample(short["held_out"], min(SAMPLES, len(short["held_out"]))),
+            "trained": trained[:SAMPLES], "calibration": trained[SAMPLES:]}
 
 
 # --- train: tokens -> weights ----------------------------------------------------------------------------------------
@@ -215,6 +229,7 @@ def finish(result: Path, keep: str) -> None:
         "mlp_bias": False, "rms_norm_eps": EPSILON, "rope_theta": THETA, "tie_word_embeddings": True, "bos_token_id": 0,
         "eos_token_id": [SPECIAL.index("<|end|>"), 0], "torch_dtype": "bfloat16", **SHAPE},
         {"eos_token": "<|end|>", "model_max_length": SHAPE["max_position_embeddings"], "chat_template": TEMPLATE})
+    (result / TEXTS).write_bytes((WORK / TEXTS).read_bytes())
     for question in ("What is a hacker?", "What is a kludge?", "Define foo.", "What does grok mean?"):
         print(f"\n{question}\n{answer(result, question)}")
 

@@ -1,5 +1,5 @@
 """Quantised checkpoints, packed here as the documentation of each format has it, bit by bit, and read by the library;
-models of them, launch by launch; and what each bad file is told."""
+models of them, launch by launch; and the message for each bad file."""
 
 import re
 from dataclasses import replace
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.models.configs import HEAD, names_in
+from labkit.models.configs import HEAD, Qwen3Config, names_in
 from labkit.models.llama import Llama, SingleSequence
 from labkit.models.llama_reference import parity, weights_of
 from labkit.models.packed import arrays_of, as_bytes, check_quantization, opened, stacked, views
+from labkit.models.qwen3 import Qwen3
 from labkit.models.safetensors import read, write
 from tests.models.test_llama import SMALL, random_prompts, random_tensors
 
@@ -182,7 +183,7 @@ BAD_FILES = {
                                  lambda made: {"weight": np.ones((N, K), np.int8),
                                                "weight_scale": np.ones((N, 2), np.float32)},
                                  r"down_proj\.weight_scale has shape \(24, 2\)"),
-    "int8 where FP8 was said": (compressed(8, "float", "channel", True),
+    "int8 instead of FP8": (compressed(8, "float", "channel", True),
                                 lambda made: {"weight": np.ones((N, K), np.int8)},
                                 r"down_proj\.weight is int8; quantization_config says float"),
     "no group": (compressed(targets=["q_proj"]), Made.compressed, "down_proj is quantised, but no group"),
@@ -191,7 +192,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_told_which_tensor_is_wrong(tmp_path, name):
+def test_the_error_for_a_bad_file_names_the_tensor(tmp_path, name):
     quantization, parts, message = BAD_FILES[name]
     with pytest.raises(ValueError, match=message):
         layer(tmp_path, parts(Made()), quantization)
@@ -248,11 +249,11 @@ def checkpoint(path, name: str, config=SMALL, keep=()):
     return replace(config, quantization_config=quantization), read(path), truth
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_launch_of_a_model_agrees_with_the_weights_that_were_packed(tmp_path, name):
+@pytest.mark.parametrize("name, dtype", [*((name, "bfloat16") for name in LAYOUTS), ("gptq", "float16")])
+def test_every_launch_of_a_model_agrees_with_the_weights_that_were_packed(tmp_path, name, dtype):
     config, tensors, truth = checkpoint(tmp_path / "model.safetensors", name)
-    model = Llama(config, tensors, "bfloat16")
-    w = weights_of(model.tensors, config, "bfloat16")
+    model = Llama(config, tensors, dtype)
+    w = weights_of(model.tensors, config)
     assert sorted(w) == sorted(truth)
     for param, expected in truth.items():
         np.testing.assert_array_equal(w[param], expected)
@@ -273,6 +274,16 @@ def test_some_layers_and_the_head_may_stay_as_they_are(tmp_path):
     write(tmp_path / "head.safetensors", arrays, {name: "BF16" for name in arrays if arrays[name].dtype == np.uint16})
     model = Llama(config, read(tmp_path / "head.safetensors"), "bfloat16")
     np.testing.assert_array_equal(weights_of(model.tensors, config)[HEAD], made.weights)
+    assert parity(model, random_prompts(config)).passed
+
+
+def test_qwen3_with_biases(tmp_path):
+    config = Qwen3Config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=1, head_dim=32, attention_bias=True,
+                         max_position_embeddings=128)
+    config, tensors, truth = checkpoint(tmp_path / "model.safetensors", "compressed", config)
+    model = Qwen3(config, tensors, "bfloat16")
+    assert truth["layers.0.self_attn.q_proj.bias"].any()
     assert parity(model, random_prompts(config)).passed
 
 
@@ -301,7 +312,7 @@ def test_float32_is_refused(tmp_path):
         Llama(config, tensors, "float32")
 
 
-def test_a_wrong_shape_is_told_as_of_any_weight(tmp_path):
+def test_a_wrong_shape_is_named_as_for_any_weight(tmp_path):
     config, tensors, _ = checkpoint(tmp_path / "model.safetensors", "awq")
     config = replace(config, intermediate_size=64)
     with pytest.raises(ValueError, match=r"gate_proj.weight has shape \(96, 64\); the configuration says \(64, 64\)"):
