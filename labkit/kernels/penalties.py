@@ -14,7 +14,8 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda, u32
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.device import ptx
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, blocks_for, check_array
 from labkit.kernels.op import rung
 
 BLOCK = 256
@@ -43,6 +44,18 @@ def prompt_row(prompt, vocabulary: int) -> np.ndarray:
     return row
 
 
+@cuda.jit(device=True)
+def penalised(x, word, repetition, frequency, presence):
+    """Return the logit of a token that has this word in the table."""
+    count = uint32(word & ~IN_PROMPT)
+    result = x / repetition if x > ZERO else x * repetition
+    # fma: the same roundings on every device, and so the same token
+    result = cuda.fma(-frequency, float32(count), result)
+    if count != 0:
+        result -= presence
+    return result if word != 0 else x
+
+
 @cuda.jit
 def penalise_kernel(logits, table, slots, repetition, frequency, presence, out, in_place):
     col, row = u32.grid(1), u32.blockIdx.y
@@ -50,21 +63,30 @@ def penalise_kernel(logits, table, slots, repetition, frequency, presence, out, 
         slot, word = slots[row], 0
         if slot >= int32(0):
             word = table[uint32(slot), col]
-        if word != 0:
-            x, count = logits[row, col], uint32(word & ~IN_PROMPT)
-            x = x / repetition[row] if x > ZERO else x * repetition[row]
-            # fma: the same roundings on every device, and so the same token
-            x = cuda.fma(-frequency[row], float32(count), x)
-            if count != 0:
-                x -= presence[row]
-            out[row, col] = x
-        elif not in_place:
-            out[row, col] = logits[row, col]
+        if word != 0 or not in_place:
+            out[row, col] = penalised(logits[row, col], word, repetition[row], frequency[row], presence[row])
 
 
-@rung(kernel=penalise_kernel, idea="a thread for each logit; one that was not seen is not touched")
+@cuda.jit
+def penalise_vectorized_kernel(logits, table, slots, repetition, frequency, presence, out, in_place):
+    col, row = 4 * u32.grid(1), u32.blockIdx.y
+    cols = u32.shape(logits)[1]
+    if col < cols:
+        slot, i = slots[row], row * cols + col
+        word0, word1, word2, word3 = 0, 0, 0, 0
+        if slot >= int32(0):
+            word0, word1, word2, word3 = ptx.load_nc4(table, uint32(slot) * cols + col)
+        if (word0 | word1 | word2 | word3) != 0 or not in_place:
+            a, b, c, d = ptx.load_global4(logits, i)  # not load_nc4: in place, logits are written in this kernel
+            penalties = repetition[row], frequency[row], presence[row]
+            ptx.store_global4(out, i, penalised(a, word0, *penalties), penalised(b, word1, *penalties),
+                              penalised(c, word2, *penalties), penalised(d, word3, *penalties))
+
+
+@rung(kernel=(penalise_vectorized_kernel, penalise_kernel),
+      idea="a thread for every four logits; in place, four that were not seen are not touched")
 def penalise(logits, table, slots, repetition, frequency, presence, out, stream=0):
-    """out may be logits."""
+    """out may be logits. Where rows are not multiples of 16 bytes, or a view is not aligned, a thread has one logit."""
     check_array("logits", logits, ndim=2)
     rows, cols = logits.shape
     check_array("table", table, ndim=2, dtype=np.uint32)
@@ -76,8 +98,10 @@ def penalise(logits, table, slots, repetition, frequency, presence, out, stream=
     check_array("out", out, shape=(rows, cols))
     if rows > MAX_GRID_YZ:
         raise ValueError(f"logits has {rows:,} rows; at most {MAX_GRID_YZ:,} are allowed")
-    penalise_kernel[(-(-cols // BLOCK), rows), BLOCK, stream](logits, table, slots, repetition, frequency, presence,
-                                                              out, np.uint32(out is logits))
+    wide = cols % 4 == 0 and aligned(logits, table, out)
+    kernel = penalise_vectorized_kernel if wide else penalise_kernel
+    grid = blocks_for((cols // 4 if wide else cols, rows), (BLOCK, 1))
+    kernel[grid, BLOCK, stream](logits, table, slots, repetition, frequency, presence, out, np.uint32(out is logits))
 
 
 @cuda.jit

@@ -35,7 +35,7 @@ def kernels(early: bool) -> dict:
         "norm and product": (normed.make_normed(512, 8, 1e-5, early=early), [matrix, matrix, vector, *[matrix] * 3]),
     }
     if early:
-        found["weights left"] = (swap_ab.make_swap_ab(swap_ab.TILES[0], shared_k=True),
+        found["weights left"] = (swap_ab.make_swap_ab(swap_ab.TILES[0], most_splits=8),
                                  ["uint64 1", "uint64 1", vector, "float32 1", "uint32 1", *["uint32"] * 6])
     return found
 

@@ -26,10 +26,11 @@ def test_the_reference_by_hand():
     np.testing.assert_array_equal(found, [[3, 2 - 0.5 - 0.5, -4.5, 2 - 0.25 - 0.5]])
 
 
-def test_in_place_it_does_the_same_and_leaves_the_others():
-    inputs = PENALISE.inputs(np.random.default_rng(3), R=7, V=300)
+@pytest.mark.parametrize("V", [300, 301])
+def test_in_place_it_does_the_same_and_leaves_the_others(V):
+    inputs = PENALISE.inputs(np.random.default_rng(3), R=7, V=V)
     logits, *others = on_device(*inputs)
-    out = cuda.device_array((7, 300), np.float32)
+    out = cuda.device_array((7, V), np.float32)
     penalise(logits, *others, out)
     penalise(logits, *others, logits)
     np.testing.assert_array_equal(logits.copy_to_host(), out.copy_to_host())

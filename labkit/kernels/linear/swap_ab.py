@@ -32,7 +32,10 @@ MOST_SHARED = 64  # columns of a tile whose K is split: with more, the last bloc
 ROWS = 128  # of the weights, in a tile
 SMS = 132  # blocks that K is divided for: an H200's SMs, on every GPU, as the result's bits depend on it
 HALF_SMS = SMS // 2  # from so many tiles on, K is not split
-MAX_SPLITS = 8  # splits of a tile's K: a thread loads its partials of all of them at once
+MAX_SPLITS = 8  # splits of a tile's K
+# Splits whose partials a kernel loads, and eights of tokens for which these loads are in flight at once. Each batch is
+# a round trip to L2, and some 64 bytes arrive at an SM in a cycle: two splits are not loaded by a kernel for eight.
+BATCHES = {2: 8, 5: 4, 8: 4}
 ZERO = float32(0.0)
 GROUP = 8  # gates, and then their ups, among the rows of a weight that linear_swiglu takes
 
@@ -66,6 +69,11 @@ def parts_of(rows: int, depth: int, tiles_n: int = 1) -> tuple[int, int]:
     splits = 1 if tiles >= HALF_SMS else min(SMS // tiles, steps, MAX_SPLITS)
     slice_ = -(-steps // splits) * DEPTH
     return -(-depth // slice_), slice_
+
+
+def loaded_splits(splits: int) -> int:
+    """Return for how many splits of K the kernel is compiled that reduces `splits`; 1: K is not split."""
+    return 1 if splits == 1 else next(most for most in BATCHES if splits <= most)
 
 
 def make_store_transposed(swiglu: bool, floats: bool, element: Element):
@@ -112,15 +120,16 @@ def make_loads(tile: Tile):
 
 
 @kernel_factory
-def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False,
+def make_swap_ab(tile: Tile, *, most_splits: int, swiglu: bool = False, floats: bool = False,
                  element: Element = BFLOAT16):
     """One block for each SM, which computes one tile after another: a producer copies, two consumers multiply, as in
-    make_wgmma_specialised. shared_k: split-K, `splits` blocks for each tile, of which the last to arrive reduces the
-    partial sums of all, in order. out: flat. All stages' weights are in flight before the kernel before it has ended
-    (kernels/pdl.py)."""
+    make_wgmma_specialised. most_splits: 1, or a key of BATCHES for split-K: up to so many blocks, `splits`, for each
+    tile, of which the last to arrive reduces the partial sums of all, in order. out: flat. All stages' weights are in
+    flight before the kernel before it has ended (kernels/pdl.py)."""
     COLS, STAGES, STAGE_SIZE = tile.cols, tile.stages, tile.stage_elements
     A_SIZE, DESC_STEP = ROWS * DEPTH, STAGE_SIZE * 2 // 16
-    ACCUMULATORS, BUF_SIZE = COLS // 2, 8 * MAX_SPLITS
+    shared_k, MOST_SPLITS, BATCH = most_splits > 1, most_splits, BATCHES.get(most_splits, 1)
+    ACCUMULATORS, BUF_SIZE = COLS // 2, 4 * BATCH * most_splits
     B_LEADING, B_STEP = b_layout(True)
     (load_weights, load_x), wgmma = make_loads(tile), wgmma_of(COLS, True, element)
     store_transposed, ELEMENT = make_store_transposed(swiglu, floats, element), element.dtype.type
@@ -137,23 +146,23 @@ def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bo
 
     @cuda.jit(device=True, forceinline=True)
     def reduce_partials(acc, workspace, offset, thread, tokens, splits):
-        """acc = the sum of the partials of all splits, in order. No branches: the loads of all splits of 16 tokens are
-        in flight at once, and a missing split adds zero."""
+        """acc = the sum of the partials of all splits, in order. No branches: the loads of all splits of a batch are in
+        flight at once, and a missing split adds zero."""
         buf = cuda.local.array(BUF_SIZE, float32)
-        for pair in u32.range(4):
-            if 16 * pair < tokens:
-                for n in u32.range(2):
-                    thread_base = offset + (256 * (2 * pair + n) + thread) * 4
-                    for split_idx in u32.range(MAX_SPLITS):
+        for batch in u32.range(8 // BATCH):
+            if 8 * BATCH * batch < tokens:
+                for n in u32.range(BATCH):
+                    thread_base = offset + (256 * (BATCH * batch + n) + thread) * 4
+                    for split_idx in u32.range(MOST_SPLITS):
                         src = thread_base + min(split_idx, splits - 1) * (ROWS * COLS)
-                        dst = 4 * (MAX_SPLITS * n + split_idx)
+                        dst = 4 * (MOST_SPLITS * n + split_idx)
                         buf[dst], buf[dst + 1], buf[dst + 2], buf[dst + 3] = ptx.load_global4(workspace, src)
-                for n in u32.range(2):
+                for n in u32.range(BATCH):
                     for i in range(4):
                         total = ZERO
-                        for split_idx in u32.range(MAX_SPLITS):
-                            total += buf[4 * (MAX_SPLITS * n + split_idx) + i] if split_idx < splits else ZERO
-                        acc[4 * (2 * pair + n) + i] = total
+                        for split_idx in u32.range(MOST_SPLITS):
+                            total += buf[4 * (MOST_SPLITS * n + split_idx) + i] if split_idx < splits else ZERO
+                        acc[4 * (BATCH * batch + n) + i] = total
 
     @cuda.jit(device=True, forceinline=True)
     def store_all(acc, out, row, token, tokens, outputs):
@@ -290,8 +299,8 @@ def multiply_swap_ab(x, weight, out, *, swiglu: bool = False, scratch: Scratch |
     tiles_n = -(-tokens // tile.cols)
     parts, slice_ = parts_of(rows, depth, tiles_n)
     partial, arrived = scratch or _cached_scratch(rows, depth, threading.get_ident())
-    kernel = make_swap_ab(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32,
-                          element=ELEMENTS[np.dtype(x.dtype)])
+    kernel = make_swap_ab(tile, most_splits=loaded_splits(parts), swiglu=swiglu,
+                          floats=np.dtype(out.dtype) == np.float32, element=ELEMENTS[np.dtype(x.dtype)])
     arguments = (ptx.tensor_map_2d(weight, ROWS, DEPTH), ptx.tensor_map_2d(x, tile.cols, DEPTH), out.reshape(-1),
                  partial, arrived, *unsigned(rows, out.shape[1], tokens, depth, parts, slice_))
     shared = 2 * tile.stages * tile.stage_elements
@@ -309,8 +318,8 @@ def tile_for(tokens: int, rows: int, depth: int) -> Tile:
 
 def swap_ab_kernels(**options) -> tuple:
     """Return the kernels that multiply_swap_ab may launch."""
-    return tuple(make_swap_ab(tile, shared_k=shared, **options) for tile in TILES for shared in (False, True)
-                 if not shared or tile.cols <= MOST_SHARED)
+    return tuple(make_swap_ab(tile, most_splits=splits, **options) for tile in TILES for splits in (1, *BATCHES)
+                 if splits == 1 or tile.cols <= MOST_SHARED)
 
 
 IDEA = "wgmma with the weights as the left factor: tokens are columns, K is shared where tiles are few"

@@ -243,8 +243,8 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
 @SHORT
 @pytest.mark.parametrize("alone", [False, True], ids=["K shared", "K alone"])
 @pytest.mark.parametrize("kind", ["plain", "float32", "swiglu"])
-@pytest.mark.parametrize(("tile", "size"), [(0, (3, 16, 72)), (0, (64, 136, 520)), (1, (66, 264, 200)),
-                                            (0, (130, 136, 200)), (2, (130, 72, 328))], ids=str)
+@pytest.mark.parametrize(("tile", "size"), [(0, (3, 16, 72)), (0, (64, 136, 520)), (0, (40, 16, 488)),
+                                            (1, (66, 264, 200)), (0, (130, 136, 200)), (2, (130, 72, 328))], ids=str)
 def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, alone, element):
     if alone or tile > 0:
         alone = True
@@ -286,6 +286,7 @@ def test_how_blocks_share_the_k_of_a_tile():
     assert parts_of(2048, 8192) == (8, 1024) and parts_of(2048, 2048) == (8, 256) and parts_of(3072, 2048) == (5, 448)
     assert parts_of(16, 8) == (1, 64)
     assert parts_of(2048, 8192, 2) == (4, 2048) and parts_of(2048, 2048, 4) == (2, 1024)  # with tiles side by side
+    assert [swap_ab.loaded_splits(splits) for splits in range(1, swap_ab.MAX_SPLITS + 1)] == [1, 2, 5, 5, 5, 8, 8, 8]
     scratch = swap_ab.scratch_for((2048, 8192), (3072, 2048), (16384, 2048))
     assert scratch.partial.size == 16 * 8 * 128 * 64 and scratch.arrived.size == 4 * 128
 
@@ -302,8 +303,9 @@ def test_a_tile_is_as_wide_as_there_are_tokens_unless_k_is_shared():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tile", "options"), [
     (tile, options) for tile in swap_ab.TILES
-    for options in ({"shared_k": True}, {"shared_k": False, "swiglu": True}, {"shared_k": False, "floats": True})
-    if "swiglu" in options or "floats" in options or tile.cols <= swap_ab.MOST_SHARED], ids=str)
+    for options in (*({"most_splits": splits} for splits in swap_ab.BATCHES), {"most_splits": 1, "swiglu": True},
+                    {"most_splits": 1, "floats": True})
+    if options["most_splits"] == 1 or tile.cols <= swap_ab.MOST_SHARED], ids=str)
 def test_accumulators_of_columns_of_tokens_stay_in_registers(tile, options):
     out = "float32 1" if "floats" in options else "uint16 1"
     taken = resources_of(ptx_of(swap_ab.make_swap_ab(tile, **options), "uint64 1", "uint64 1", out, "float32 1",
