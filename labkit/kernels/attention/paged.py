@@ -78,11 +78,11 @@ def _cached_parts(sequences: int, heads: int, size: int) -> DecodeParts:
     return decode_parts(sequences, heads, size)
 
 
-def blocks_of_sequence(groups: int, pages: int) -> int:
+def blocks_of_sequence(groups: int, pages: int, blocks_per_sm: int = 2) -> int:
     """Return how many blocks share a sequence of so many pages, for each group of heads, if the batch has `groups`
-    of them: two for each SM in all, so that a few long sequences keep the GPU busy. It does not affect
+    of them: blocks_per_sm for each SM in all, so that a few long sequences keep the GPU busy. It does not affect
     the bits of the result."""
-    return max(1, min(2 * gpus.sm_count() // groups, SPLITS, -(-pages // MIN_SPLIT_PAGES)))
+    return max(1, min(blocks_per_sm * gpus.sm_count() // groups, SPLITS, -(-pages // MIN_SPLIT_PAGES)))
 
 
 def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, stream, grid_x: int | None = None):
@@ -107,7 +107,10 @@ def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, strea
                         np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
     # The sequence's length is not known here: blocks beyond its pages exit at once.
     if grid_x is None:
-        grid_x = 1 if splits == 1 else blocks_of_sequence(kv_heads * blocks * sequences, page_table.shape[1])
+        # On an H200, 16 sequences of 1,024 tokens take 13.6 us with two blocks an SM, and 9.7 us with four.
+        blocks_per_sm = 4 if factory is make_paged_decode_mma else 2
+        grid_x = 1 if splits == 1 else blocks_of_sequence(kv_heads * blocks * sequences, page_table.shape[1],
+                                                          blocks_per_sm)
     grid = grid_x, kv_heads * blocks, sequences
     launch_tiled(kernel, grid, stream, *kernel_arguments)
 

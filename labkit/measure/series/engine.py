@@ -413,7 +413,8 @@ def engine_start(runs: int = 2) -> dict:
 def _started(arguments: list[str], limit_s: float) -> dict:
     """The child's own times, and from its start until its line came."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                   "LABKIT_DEVICE": device.kind()}
+                   "LABKIT_DEVICE": device.kind(),
+                   "PYTHONDONTWRITEBYTECODE": ""}  # a second start finds the bytecode of the first
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         began = time.perf_counter()
         child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, stderr=errors,

@@ -219,6 +219,7 @@ def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launche
 def test_few_sequences_are_shared_among_blocks(monkeypatch):
     monkeypatch.setattr(gpus, "sm_count", lambda: 132)
     assert [blocks_of_sequence(8 * count, 256) for count in (1, 2, 8, 16, 17, 32, 256)] == [16, 16, 4, 2, 1, 1, 1]
+    assert [blocks_of_sequence(8 * count, 256, 4) for count in (8, 16, 17, 32, 33)] == [8, 4, 3, 2, 2]
     assert blocks_of_sequence(8, 64) == 8 and blocks_of_sequence(8, 1) == 1
 
 
