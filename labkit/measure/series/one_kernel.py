@@ -71,8 +71,8 @@ def reference_error(dtype: str = "bfloat16", contexts: Sequence[int] = (40, 1, 1
 
 def phase_times(times: np.ndarray, layers: int) -> dict:
     """Microseconds of the phases in all layers, of times (blocks, marks) in nanoseconds: the median of a block's work
-    and of its wait at the join behind it, and the work of the slowest block; and the marks of the middle layer, from
-    its first one on."""
+    and of its wait at the join behind it, and the work of the slowest block; and the marks of the middle layer, in
+    nanoseconds after the first mark of the launch."""
     of_layers = times[:, : 2 * JOINS * layers + 1].astype(np.int64)
     work = (of_layers[:, 1::2] - of_layers[:, :-1:2]).reshape(-1, layers, JOINS) / 1e3
     waits = (of_layers[:, 2::2] - of_layers[:, 1::2]).reshape(-1, layers, JOINS) / 1e3
@@ -82,7 +82,7 @@ def phase_times(times: np.ndarray, layers: int) -> dict:
              "slowest_us": float(np.median(work[..., n].max(axis=0)))} for n, name in enumerate(PHASES)]
     return {"phases": rows, "head_us": float(np.median(times[:, -1] - times[:, -2]) / 1e3),
             "from_first_to_last_us": float((times.max() - times.min()) / 1e3),
-            "middle_layer_ns": (middle - middle.min()).tolist()}
+            "middle_layer_ns": (middle - of_layers.min()).tolist()}
 
 
 def timed_phases(model: Llama, step: Step, cache: Cache, logits) -> dict:
