@@ -57,10 +57,14 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.one_row_attended", "one_row_attended one_row_attended_half"),
     ("kernels.ops.one_row", "one_row_gelu one_row_gelu_half one_row_residual one_row_residual_half"),
     ("kernels.ops.one_row_logits", "one_row_logits one_row_logits_half"),
+    ("kernels.ops.norm_backward", "layernorm_backward rmsnorm_backward rmsnorm_backward_bf16"),
+    ("kernels.ops.gelu_backward", "gelu_backward gelu_backward_bf16"),
+    ("kernels.ops.swiglu_backward", "swiglu_backward swiglu_backward_bf16"),
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("array_sum", "logprobs")
+UNRECORDED = ("array_sum", "logprobs", "layernorm_backward", "rmsnorm_backward", "rmsnorm_backward_bf16",
+              "gelu_backward", "gelu_backward_bf16", "swiglu_backward", "swiglu_backward_bf16")
 
 
 def op(name: str):
