@@ -50,7 +50,8 @@ def norm_backward_op(name: str, element: Element, centred: bool, timed: dict, al
                 dout, x, weight.shape, mean, torch.rsqrt(variance + EPSILON), weight, weight, [True] * 3)
         rstd = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + EPSILON)
         xhat, g = x.float() * rstd, (dout * weight).float()
-        return (rstd * (g - xhat * (g * xhat).mean(dim=1, keepdim=True))).to(x.dtype), (dout * xhat).sum(dim=0)
+        dx = rstd * (g - xhat * (g * xhat).mean(dim=1, keepdim=True))
+        return dx.to(x.dtype), (dout * xhat).sum(dim=0).to(x.dtype)
 
     return Op(
         name,
