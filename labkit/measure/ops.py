@@ -60,6 +60,8 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.norm_backward", "layernorm_backward rmsnorm_backward rmsnorm_backward_bf16"),
     ("kernels.ops.gelu_backward", "gelu_backward gelu_backward_bf16"),
     ("kernels.ops.swiglu_backward", "swiglu_backward swiglu_backward_bf16"),
+    ("kernels.ops.embedding_backward",
+     "token_embedding_backward token_embedding_backward_bf16 position_embedding_backward"),
     ("kernels.ops.cross_entropy", "cross_entropy cross_entropy_bf16"),
     ("kernels.ops.global_norm", "global_norm global_norm_bf16"),
     ("kernels.ops.adamw", "adamw adamw_bf16"),
@@ -68,7 +70,8 @@ HOMES = {name: home for home, names in (
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
 UNRECORDED = ("array_sum", "logprobs", "layernorm_backward", "rmsnorm_backward", "rmsnorm_backward_bf16",
               "gelu_backward", "gelu_backward_bf16", "swiglu_backward", "swiglu_backward_bf16", "cross_entropy",
-              "cross_entropy_bf16", "global_norm", "global_norm_bf16", "adamw", "adamw_bf16")
+              "cross_entropy_bf16", "global_norm", "global_norm_bf16", "adamw", "adamw_bf16",
+              "token_embedding_backward", "token_embedding_backward_bf16", "position_embedding_backward")
 
 
 def op(name: str):
