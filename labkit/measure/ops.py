@@ -62,6 +62,8 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.swiglu_backward", "swiglu_backward swiglu_backward_bf16"),
     ("kernels.ops.embedding_backward",
      "token_embedding_backward token_embedding_backward_bf16 position_embedding_backward"),
+    ("kernels.ops.softmax_backward", "softmax_backward"),
+    ("kernels.ops.rope_rows", "rope_rows rope_rows_backward rope_rows_backward_bf16"),
     ("kernels.ops.cross_entropy", "cross_entropy cross_entropy_bf16"),
     ("kernels.ops.global_norm", "global_norm global_norm_bf16"),
     ("kernels.ops.adamw", "adamw adamw_bf16"),
@@ -71,7 +73,8 @@ HOMES = {name: home for home, names in (
 UNRECORDED = ("array_sum", "logprobs", "layernorm_backward", "rmsnorm_backward", "rmsnorm_backward_bf16",
               "gelu_backward", "gelu_backward_bf16", "swiglu_backward", "swiglu_backward_bf16", "cross_entropy",
               "cross_entropy_bf16", "global_norm", "global_norm_bf16", "adamw", "adamw_bf16",
-              "token_embedding_backward", "token_embedding_backward_bf16", "position_embedding_backward")
+              "token_embedding_backward", "token_embedding_backward_bf16", "position_embedding_backward",
+              "softmax_backward", "rope_rows", "rope_rows_backward", "rope_rows_backward_bf16")
 
 
 def op(name: str):
