@@ -32,6 +32,28 @@ def _torch(torch, master, m, v, gradients, decayed, rate, step, clip, out):
     return master - rate * first * correct_m / ((second * correct_v).sqrt() + EPS) - shrink * master, first, second
 
 
+def _copied(torch, master, m, v, gradients, decayed, rate, step, clip, out):
+    """A state of its own, since PyTorch's kernel updates it in place, and clipped gradients."""
+    return master.clone(), m.clone(), v.clone(), gradients * clip, step.float(), float(rate)
+
+
+def _torch_fused(torch, master, m, v, gradients, step, rate):
+    torch._fused_adamw_([master], [gradients], [m], [v], [], [step], lr=rate, beta1=BETAS[0], beta2=BETAS[1],
+                        weight_decay=DECAY, eps=EPS, amsgrad=False, maximize=False)
+    return master, m, v
+
+
+def _fused_tolerance(master, m, v, gradients, decayed, rate, step, clip):
+    """It decays every parameter."""
+    return (_tolerance(master, m, v, gradients, decayed, rate, step, clip)
+            + np.stack([rate * DECAY * np.abs(master), 0 * m, 0 * v]))
+
+
+# What torch.optim.AdamW(fused=True) launches: parameters and gradients of one type, and no copy.
+FUSED = Baseline("PyTorch", "torch", _torch_fused, note="AdamW(fused=True)", prepare=_copied, compile=False,
+                 tolerance=_fused_tolerance)
+
+
 def adamw_op(name: str, gradient: Element):
     def inputs(rng, n):
         decayed = rng.integers(0, 2, -(-n // SEGMENT)).astype(np.uint8)
@@ -59,7 +81,8 @@ def adamw_op(name: str, gradient: Element):
             timed_gpu={"n": 124_475_904},  # GPT-2, of 124 million parameters
             timed_cpu={"n": 2**16},
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations"),),
+        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations"),
+                   *(FUSED,) * (gradient == FLOAT32)),
     )
 
 

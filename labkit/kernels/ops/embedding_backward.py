@@ -19,7 +19,7 @@ def vocabulary_of(T: int) -> int:
 
 
 def _torch(torch, ids, dout, out):
-    torch.ops.aten.embedding_dense_backward.out(dout, ids.long(), out.shape[0], -1, False, out=out)
+    return torch.ops.aten.embedding_dense_backward(dout, ids.long(), out.shape[0], -1, False)
 
 
 def token_embedding_backward_op(name: str, element: Element):
@@ -38,6 +38,11 @@ def token_embedding_backward_op(name: str, element: Element):
         total = token_embedding_backward_reference(ids, np.abs(dout), vocabulary_of(len(ids)))
         return EPS32 * 2 * np.sqrt(len(ids)) * total + element.rounding_error(reference(ids, dout))
 
+    def torch_tolerance(ids, dout):
+        """PyTorch adds up parts of a frequent token's rows, and rounds each."""
+        total = token_embedding_backward_reference(ids, np.abs(dout), vocabulary_of(len(ids)))
+        return tolerance(ids, dout) + element.rounding_error(total)
+
     return Op(
         name,
         title="Gradient of the token embedding" + f", in {element.name}" * (element != FLOAT32),
@@ -55,7 +60,7 @@ def token_embedding_backward_op(name: str, element: Element):
             timed_gpu={"T": 8192, "C": 768},  # GPT-2
             timed_cpu={"T": 128, "C": 64},
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, compile=False),),
+        baselines=(Baseline("PyTorch", "torch", _torch, compile=False, tolerance=torch_tolerance),),
         dtype=element.dtype,
     )
 
@@ -89,5 +94,5 @@ POSITION_EMBEDDING_BACKWARD = Op(
         timed_cpu={"T": 96, "C": 64},
     ),
     baselines=(Baseline("PyTorch", "torch",
-                        lambda torch, dout, out: torch.sum(dout.view(-1, *out.shape), dim=0, out=out)),),
+                        lambda torch, dout, out: dout.view(-1, *out.shape).sum(dim=0)),),
 )

@@ -49,7 +49,7 @@ def norm_backward_op(name: str, element: Element, centred: bool, timed: dict, al
             return torch.ops.aten.native_layer_norm_backward(
                 dout, x, weight.shape, mean, torch.rsqrt(variance + EPSILON), weight, weight, [True] * 3)
         rstd = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + EPSILON)
-        xhat, g = x.float() * rstd, (dout * weight).float()
+        xhat, g = x.float() * rstd, dout.float() * weight.float()
         dx = rstd * (g - xhat * (g * xhat).mean(dim=1, keepdim=True))
         return dx.to(x.dtype), (dout * xhat).sum(dim=0).to(x.dtype)
 

@@ -22,9 +22,9 @@ def tolerance_of(element: Element):
 
 
 def _torch(torch, gate_up, dout, out):
-    gate, up = gate_up.chunk(2, dim=-1)
+    (gate, up), d = gate_up.float().chunk(2, dim=-1), dout.float()
     s = torch.sigmoid(gate)
-    return torch.cat([dout * up * s * (1 + gate * (1 - s)), dout * gate * s], dim=-1)
+    return torch.cat([d * up * s * (1 + gate * (1 - s)), d * gate * s], dim=-1).to(dout.dtype)
 
 
 def swiglu_backward_op(name: str, element: Element):
@@ -46,10 +46,7 @@ def swiglu_backward_op(name: str, element: Element):
             timed_gpu={"T": 4096, "F": 8192},  # Llama 3.2 1B
             timed_cpu={"T": 64, "F": 704},
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations",
-                            tolerance=lambda gate_up, dout: 4 * tolerance_of(element)(gate_up, dout)
-                            + 4 * element.rounding_error(np.abs(np.tile(dout, 2)) * (1 + np.abs(gate_up)))
-                            * (1 + np.abs(np.roll(gate_up, dout.shape[1], axis=1)))),),
+        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations"),),
         dtype=element.dtype,
     )
 
