@@ -29,6 +29,7 @@ ZERO, ONE = float32(0.0), float32(1.0)
 MAX_COLUMNS = 8192
 WARP_COLUMNS = 768  # up to here a warp has a row, and a lane three octets; beyond, a block has it
 WARPS = 12  # per block, where each warp has a row: as many as 168 registers a thread allow
+THREADS_PER_SM = 768  # at least, where a block has a row: some 64 to 80 registers a thread
 
 
 def norm_backward_reference(x, weight, dout, epsilon=EPSILON, *, centred: bool):
@@ -107,14 +108,21 @@ def _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
 # --- Rows in registers, and each block's sums of its columns ----------------------------------------------------------
 
 
+def blocks_per_sm(threads: int, warp_per_row: bool) -> int:
+    return 1 if warp_per_row else -(-THREADS_PER_SM // threads)
+
+
 @kernel_factory
-def make_norm_backward(element: Element, warp_per_row: bool, octets: int, vectorized: bool, centred: bool,
-                       epsilon: float):
-    """Make a kernel for rows of up to 8 * octets columns per thread, and a grid smaller than the number of rows.
-    warp_per_row: a warp has a row, not a block. vectorized: whole octets, at multiples of 16 bytes."""
+def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octets: int, vectorized: bool,
+                       centred: bool, epsilon: float):
+    """Make a kernel for blocks of `threads`, rows of up to 8 * octets columns per thread, and a grid smaller than the
+    number of rows. warp_per_row: a warp has a row, not a block. vectorized: whole octets, at multiples of 16
+    bytes."""
     load, store = ACCESS[element].neighbours(vectorized)
     elements, EPS = 8 * octets, small(epsilon)
-    merged = 32 * elements if warp_per_row else 1
+    merged, resident = 32 * elements if warp_per_row else 1, blocks_per_sm(threads, warp_per_row)
+    # Rows of 16 bits alone would be too few bytes in flight; larger blocks have too few registers.
+    ahead = not warp_per_row and element is not FLOAT32 and threads <= 256
 
     @cuda.jit(device=True)
     def row_sums(a, b, partial, thread, warps):
@@ -130,7 +138,7 @@ def make_norm_backward(element: Element, warp_per_row: bool, octets: int, vector
                 b += partial[1, w]
         return a, b
 
-    @cuda.jit(launch_bounds=32 * WARPS if warp_per_row else 1024)
+    @cuda.jit(launch_bounds=(threads, resident))
     def norm_backward_fused_kernel(x, weight, dout, dx, partials):
         """partials: (blocks, 2, C), the sums of dout * xhat and of dout over each block's rows."""
         first, second = cuda.shared.array((2, 32), float32), cuda.shared.array((2, 32), float32)
@@ -146,15 +154,27 @@ def make_norm_backward(element: Element, warp_per_row: bool, octets: int, vector
         v, g = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
         w = cuda.local.array(elements, float32)
         weight_sum, bias_sum = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
+        next_v, next_g = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
         for e in range(elements):
             weight_sum[e], bias_sum[e] = ZERO, ZERO
         for o in u32.range(octets):
             load(w, 8 * o, weight, col + o * step, remaining - int32(o * step))
+        if ahead:
+            load(next_v, 0, x, row * columns + col, remaining)
+            load(next_g, 0, dout, row * columns + col, remaining)
         while row < rows:  # the same for a whole warp, and for a block with barriers
             offset = row * columns + col
-            for o in u32.range(octets):
-                load(v, 8 * o, x, offset + o * step, remaining - int32(o * step))
-                load(g, 8 * o, dout, offset + o * step, remaining - int32(o * step))
+            if ahead:
+                for e in range(elements):
+                    v[e], g[e] = next_v[e], next_g[e]
+                next_row = row + row_step
+                valid = remaining if next_row < rows else int32(0)
+                load(next_v, 0, x, next_row * columns + col, valid)  # in flight until this row is done
+                load(next_g, 0, dout, next_row * columns + col, valid)
+            else:
+                for o in u32.range(octets):
+                    load(v, 8 * o, x, offset + o * step, remaining - int32(o * step))
+                    load(g, 8 * o, dout, offset + o * step, remaining - int32(o * step))
             mean, mean_g = ZERO, ZERO
             if centred:
                 for e in range(elements):
@@ -235,11 +255,11 @@ def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
     warp_per_row = columns <= WARP_COLUMNS
     octets = -(-columns // 256) if warp_per_row else 1
     threads = 32 * WARPS if warp_per_row else -(-columns // 256) * 32
-    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * (1 if warp_per_row else max(1, 1024 // threads))
+    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(threads, warp_per_row)
     blocks = min(most, -(-rows // WARPS) if warp_per_row else rows)
     partials = scratch_for(None, blocks * 2 * columns, np.float32).reshape(blocks, 2, columns)
-    kernel = make_norm_backward(element, warp_per_row, octets, in_eights(columns, x, weight, dout, dx), centred,
-                                epsilon)
+    kernel = make_norm_backward(element, threads, warp_per_row, octets, in_eights(columns, x, weight, dout, dx),
+                                centred, epsilon)
     kernel[blocks, threads, stream](flat(x), weight, flat(dout), flat(dx), partials)
     make_sum_partials(grad, accumulate)[(-(-columns // 32), 1 + centred), (32, 32), stream](partials, dweight, dbias)
 
@@ -255,7 +275,7 @@ def layernorm_backward_naive(x, weight, dout, dx, dweight, dbias, accumulate=Fal
     _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 32 * WARPS, True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0):
@@ -279,7 +299,7 @@ def rmsnorm_backward_naive(x, weight, dout, dx, dweight, accumulate=False, eps=E
     _naive(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, centred=False)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, False, 1, True, False, EPSILON), make_sum_partials(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 256, False, 1, True, False, EPSILON), make_sum_partials(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0):

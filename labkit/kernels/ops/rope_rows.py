@@ -32,8 +32,8 @@ def rope_rows_op(name: str, element: Element, inverse: bool):
         cos, sin = table[positions][:, None].split(half, dim=2)
         a, b = qkv[:, :rotated].float().split(half, dim=2)
         sin = -sin if inverse else sin
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=2).to(qkv.dtype)
-        return torch.cat([turned, qkv[:, rotated:]], dim=1)
+        rotated_heads = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=2).to(qkv.dtype)
+        return torch.cat([rotated_heads, qkv[:, rotated:]], dim=1)
 
     return Op(
         name,

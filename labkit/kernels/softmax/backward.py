@@ -34,12 +34,12 @@ def softmax_backward_reference(y, dout):
 def softmax_backward_block_tree_kernel(y, dout, dx):
     shared = cuda.shared.array(THREADS, float32)
     row, thread, columns = u32.blockIdx.x, u32.threadIdx.x, u32.shape(y)[1]
-    total = ZERO
+    row_sum = ZERO
     for col in u32.range(thread, columns, THREADS):
-        total += dout[row, col] * y[row, col]
-    total = block_reduce_sum(total, shared)
+        row_sum += dout[row, col] * y[row, col]
+    row_sum = block_reduce_sum(row_sum, shared)
     for col in u32.range(thread, columns, THREADS):
-        dx[row, col] = y[row, col] * (dout[row, col] - total)
+        dx[row, col] = y[row, col] * (dout[row, col] - row_sum)
 
 
 @rung(kernel=softmax_backward_block_tree_kernel, idea="one block a row, a tree in shared memory; two passes")
@@ -69,15 +69,15 @@ def make_softmax_backward(warp_per_row: bool, octets: int, vectorized: bool):
             for o in u32.range(octets):
                 load(v, 8 * o, y, offset + o * step, remaining - int32(o * step))
                 load(g, 8 * o, dout, offset + o * step, remaining - int32(o * step))
-            total = ZERO
+            row_sum = ZERO
             for e in range(elements):
-                total += g[e] * v[e]
+                row_sum += g[e] * v[e]
             if warp_per_row:
-                total = warp_sum(total)
+                row_sum = warp_sum(row_sum)
             else:
-                total = block_sum_once(total, partial, thread & 31, thread >> 5, threads >> 5)
+                row_sum = block_sum_once(row_sum, partial, thread & 31, thread >> 5, threads >> 5)
             for e in range(elements):
-                v[e] *= g[e] - total
+                v[e] *= g[e] - row_sum
             for o in u32.range(octets):
                 store(dx, offset + o * step, remaining - int32(o * step), v, 8 * o)
 
