@@ -1,7 +1,8 @@
 """Add a residual, out = x + residual: the sum that bypasses each layer of a transformer.
 
 Shapes  x, residual, out: any one shape; float32, C-contiguous.  `out` may be `x`: in place
-Work    n additions; 12*n bytes. The result is exact: the sum that IEEE 754 prescribes, to the last bit
+Work    n additions; 12*n bytes. The result is exact: the sum that IEEE 754 prescribes, to the last bit. Its gradient
+        needs no kernel: that of both summands is the gradient of out
 Source  He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2015), https://arxiv.org/abs/1512.03385
 """
 

@@ -58,10 +58,25 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.one_row_attended", "one_row_attended one_row_attended_half"),
     ("kernels.ops.one_row", "one_row_gelu one_row_gelu_half one_row_residual one_row_residual_half"),
     ("kernels.ops.one_row_logits", "one_row_logits one_row_logits_half"),
+    ("kernels.ops.norm_backward", "layernorm_backward rmsnorm_backward rmsnorm_backward_bf16"),
+    ("kernels.ops.gelu_backward", "gelu_backward gelu_backward_bf16"),
+    ("kernels.ops.swiglu_backward", "swiglu_backward swiglu_backward_bf16"),
+    ("kernels.ops.embedding_backward",
+     "token_embedding_backward token_embedding_backward_bf16 position_embedding_backward"),
+    ("kernels.ops.softmax_backward", "softmax_backward"),
+    ("kernels.ops.rope_rows", "rope_rows rope_rows_backward rope_rows_backward_bf16"),
+    ("kernels.ops.cross_entropy", "cross_entropy cross_entropy_bf16"),
+    ("kernels.ops.global_norm", "global_norm global_norm_bf16"),
+    ("kernels.ops.adamw", "adamw adamw_bf16"),
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("array_sum", "logprobs", "linear_int4", "linear_int8", "linear_fp8_weights")
+UNRECORDED = ("array_sum", "logprobs", "linear_int4", "linear_int8", "linear_fp8_weights", "layernorm_backward",
+              "rmsnorm_backward", "rmsnorm_backward_bf16", "gelu_backward", "gelu_backward_bf16", "swiglu_backward",
+              "swiglu_backward_bf16", "cross_entropy", "cross_entropy_bf16", "global_norm", "global_norm_bf16",
+              "adamw", "adamw_bf16", "token_embedding_backward", "token_embedding_backward_bf16",
+              "position_embedding_backward", "softmax_backward", "rope_rows", "rope_rows_backward",
+              "rope_rows_backward_bf16")
 
 
 def op(name: str):
