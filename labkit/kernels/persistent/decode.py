@@ -23,7 +23,7 @@ from labkit.kernels.persistent.attention import make_attention
 from labkit.kernels.persistent.decoder import JOINS, ROWS, Decoder
 from labkit.kernels.persistent.joins import arrive, leave, wait
 from labkit.kernels.persistent.product import TILE, fragment_size, make_product, make_sum_warps
-from labkit.kernels.persistent.ring import make_load_matrix, make_prefetch_matrix
+from labkit.kernels.persistent.ring import make_load_matrix
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
 
 KINDS = 6  # weights of a layer, in the order of `offsets`
@@ -31,7 +31,6 @@ NORM, QKV, OUT, POST_NORM, GATE_UP, DOWN = range(KINDS)
 EMBEDDING, LAST_NORM, HEAD = range(3)  # of its last row
 NO_TOKEN = int32(-1)  # where all logits are NaN
 CPU_BLOCKS = 2  # that the CPU device runs
-PREFETCHED = 4 << 16  # bytes of gate_up and of the head that a block prefetches; on an H200, 35 MB in all
 
 
 @cuda.jit(device=True)
@@ -58,8 +57,6 @@ def make_persistent_decode(decoder: Decoder):
     load_attended, _, multiply_attended = make_product(decoder, A)
     load_gated, _, multiply_gated = make_product(decoder, M)
     load_matrix, sum_warps = make_load_matrix(decoder), make_sum_warps(decoder)
-    prefetch_matrix = make_prefetch_matrix(decoder)
-    GATE_UP_UNITS, HEAD_UNITS = (-(-PREFETCHED // (tiles * ROWS * C * ELEMENT(0).itemsize)) for tiles in (2, 1))
     fetch_pages, attend = make_attention(decoder)
     to_float, to_element, rounded, swiglu = element.number, element.element, element.rounded, SWIGLU[element]
 
@@ -68,19 +65,10 @@ def make_persistent_decode(decoder: Decoder):
         """All that the copying warp does."""
         layers, count = u32.shape(offsets)[0] - 1, uint32(0)
         for layer in u32.range(layers):
-            out, gate_up = offset_of(offsets, layer, OUT), offset_of(offsets, layer, GATE_UP)
-            down = offset_of(offsets, layer, DOWN)
-            prefetch_matrix(weights, out, C, A, 1, 32, lane)
             count = load_matrix(ring, weights, offset_of(offsets, layer, QKV), QKV_ROWS, C, 1, count, lane)
-            prefetch_matrix(weights, gate_up, GATE_UP_ROWS, C, 2, GATE_UP_UNITS, lane)
-            count = load_matrix(ring, weights, out, C, A, 1, count, lane)
-            count = load_matrix(ring, weights, gate_up, GATE_UP_ROWS, C, 2, count, lane)
-            prefetch_matrix(weights, down, C, M, 1, 32, lane)
-            if layer + 1 < layers:
-                prefetch_matrix(weights, offset_of(offsets, layer + 1, QKV), QKV_ROWS, C, 1, 32, lane)
-            else:
-                prefetch_matrix(weights, offset_of(offsets, layers, HEAD), V, C, 1, HEAD_UNITS, lane)
-            count = load_matrix(ring, weights, down, C, M, 1, count, lane)
+            count = load_matrix(ring, weights, offset_of(offsets, layer, OUT), C, A, 1, count, lane)
+            count = load_matrix(ring, weights, offset_of(offsets, layer, GATE_UP), GATE_UP_ROWS, C, 2, count, lane)
+            count = load_matrix(ring, weights, offset_of(offsets, layer, DOWN), C, M, 1, count, lane)
         load_matrix(ring, weights, offset_of(offsets, layers, HEAD), V, C, 1, count, lane)
 
     @cuda.jit(device=True)

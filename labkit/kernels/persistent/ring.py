@@ -2,9 +2,8 @@
 warps multiply them.
 
 Weights depend on nothing that the kernel computes, so the copying warp never waits at a join: while the blocks wait for
-one another, the ring fills with the weights of the next phases. Once it is full, memory would be idle: bulk prefetches
-bring more of them into the L2 cache. full[stage] ends a phase when the bytes have arrived, empty[stage] when all warps
-have read them.
+one another, the ring fills with the weights of the next phases. full[stage] ends a phase when the bytes have arrived,
+empty[stage] when all warps have read them.
 
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """
@@ -61,19 +60,3 @@ def make_load_matrix(decoder: Decoder):
         return count
 
     return load_matrix
-
-
-def make_prefetch_matrix(decoder: Decoder):
-    """Make the device function that brings this block's first `units` units of a matrix (32 at most) into the L2 cache;
-    a unit is as for make_load_matrix."""
-    ITEMSIZE = decoder.element.dtype.itemsize
-
-    @cuda.jit(device=True)
-    def prefetch_matrix(weights, base, rows, columns, tiles, units, lane):
-        unit_rows = tiles * ROWS
-        row = (lane * u32.gridDim.x + u32.blockIdx.x) * unit_rows
-        if lane < units and row < rows:
-            nbytes = min(unit_rows, rows - row) * columns * ITEMSIZE
-            ptx.prefetch_l2(weights, base + uint64(row) * uint64(columns), nbytes)
-
-    return prefetch_matrix

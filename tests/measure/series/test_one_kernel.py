@@ -23,7 +23,8 @@ def test_phases_of_made_up_times():
     assert [(row["work_us"], row["slowest_us"], row["wait_us"]) for row in found["phases"]] == [
         (1, 1, 0.5), (2.5, 3, 0.5), (3, 3, 0.5), (4, 4, 0.5), (5, 5, 0.5)]
     assert found["head_us"] == 1 and found["from_first_to_last_us"] == 2 * (15 + 2.5 + 1) + 1
-    assert np.shape(found["middle_layer_ns"]) == (2, 2 * JOINS + 1) and found["middle_layer_ns"][0][:2] == [17500, 18500]
+    assert np.shape(found["middle_layer_ns"]) == (2, 2 * JOINS + 1)
+    assert found["middle_layer_ns"][0][:2] == [17500, 18500]
 
 
 def test_more_sequences_than_the_kernel_takes():
