@@ -43,6 +43,8 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.skinny_linear", "skinny_linear skinny_linear_half"),
     ("kernels.ops.linear_bf16", "streamed_linear linear_bf16 linear_swiglu lm_head"),
     ("kernels.ops.projection", "projection logits"),
+    ("kernels.ops.linear_backward", "linear_backward_input linear_backward_input_bf16 linear_backward_weight "
+                                    "linear_backward_weight_bf16 linear_backward_bias linear_backward_bias_bf16"),
     ("kernels.ops.attention", "attention attention_causal attention_cached"),
     ("kernels.ops.attention_half", "attention_half attention_half_causal attention_half_cached"),
     ("kernels.ops.attention_sentences", "attention_sentences attention_sentences_half"),
@@ -60,7 +62,10 @@ HOMES = {name: home for home, names in (
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("array_sum", "logprobs")
+UNRECORDED = (
+    "array_sum", "logprobs", "linear_backward_input", "linear_backward_input_bf16", "linear_backward_weight",
+    "linear_backward_weight_bf16", "linear_backward_bias", "linear_backward_bias_bf16",
+)
 
 
 def op(name: str):
