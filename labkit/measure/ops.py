@@ -48,6 +48,8 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.attention", "attention attention_causal attention_cached"),
     ("kernels.ops.attention_half", "attention_half attention_half_causal attention_half_cached"),
     ("kernels.ops.attention_sentences", "attention_sentences attention_sentences_half"),
+    ("kernels.ops.attention_training", "attention_training attention_training_bf16 attention_backward "
+                                       "attention_backward_bf16"),
     ("kernels.ops.linear_attention", "linear_attention"),
     ("kernels.ops.embedding", "token_embedding token_embedding_bf16"),
     ("kernels.ops.rmsnorm", "rmsnorm rmsnorm_bf16 add_rmsnorm add_rmsnorm_bf16"),
@@ -64,7 +66,8 @@ HOMES = {name: home for home, names in (
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
 UNRECORDED = (
     "array_sum", "logprobs", "linear_backward_input", "linear_backward_input_bf16", "linear_backward_weight",
-    "linear_backward_weight_bf16", "linear_backward_bias", "linear_backward_bias_bf16",
+    "linear_backward_weight_bf16", "linear_backward_bias", "linear_backward_bias_bf16", "attention_training",
+    "attention_training_bf16", "attention_backward", "attention_backward_bf16",
 )
 
 

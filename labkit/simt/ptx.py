@@ -230,7 +230,8 @@ _intrinsic("wgmma_descriptor", "shared i leading_bytes stride_bytes swizzle", "m
            K-major, no swizzle: blocks of 8 rows x 8 float16, 128 bytes each; leading_bytes is from one block to the
            next along k, stride_bytes along the rows.
            MN-major (A with _amn; B with _bmn), swizzle 128: rows of k with 64 columns, 128 bytes; stride_bytes is from
-           8 rows of k to the next 8 (1024), leading_bytes from 64 columns to the next 64. d + uint64(128) advances k by 16.
+           8 rows of k to the next 8 (1024), leading_bytes from 64 columns to the next 64. d + uint64(128) advances k
+           by 16.
            MN-major, no swizzle: blocks of 8 k x 8 columns, 128 bytes each, a row for each k; leading_bytes is from one
            block to the next along k, stride_bytes along the columns.
 

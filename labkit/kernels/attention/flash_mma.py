@@ -231,10 +231,10 @@ def make_mma_loop(tile: MmaTile, copy_tile):
 
     @cuda.jit(device=True)
     def attend(shared, offset, acc, row_sum, row_max, source, visible, scale, thread):
-        """Compute acc, row_sum and row_max of this lane's rows. The copies of the queries have been started. visible: (end,
-        min_visible, max_visible, causal_end, num_keys). Keys from `end` on are not read; every query of this warp sees
-        the keys before min_visible, none sees any from max_visible on; row r of the lane sees those before num_keys
-        and, in a causal tile, before causal_end + 8 * r."""
+        """Compute acc, row_sum and row_max of this lane's rows. The copies of the queries have been started. visible:
+        (end, min_visible, max_visible, causal_end, num_keys). Keys from `end` on are not read; every query of this warp
+        sees the keys before min_visible, none sees any from max_visible on; row r of the lane sees those before
+        num_keys and, in a causal tile, before causal_end + 8 * r."""
         end, min_visible, max_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
