@@ -45,20 +45,20 @@ from labkit.kernels.reduce import ALL_LANES, ZERO
 
 def attention_backward_reference(q, k, v, grad_out, cu_seqlens):
     """Return grad_q, grad_k and grad_v in float64; NaN in tokens of no sequence."""
-    heads, kv_heads, size = q.shape[1], *k.shape[1:]
-    grads = [np.full(array.shape, np.nan) for array in (q, k, v)]
-
-    def of_kv_heads(grad):
-        return grad.reshape(kv_heads, -1, *grad.shape[1:]).sum(axis=1)
-
+    heads, size = q.shape[1:]
+    group, grads = heads // k.shape[1], [np.full(array.shape, np.nan) for array in (q, k, v)]
     for tokens in sequences_of(cu_seqlens):
-        queries, keys, values, grad = (by_head(array[tokens], heads) for array in (q, k, v, grad_out))
-        weights, _ = causal_weights(queries, keys)
-        grad_weights = grad @ values.swapaxes(1, 2)
-        grad_scores = weights * (grad_weights - (weights * grad_weights).sum(axis=2, keepdims=True)) / math.sqrt(size)
-        for out, grad_part in zip(grads, (grad_scores @ keys, of_kv_heads(grad_scores.swapaxes(1, 2) @ queries),
-                                          of_kv_heads(weights.swapaxes(1, 2) @ grad)), strict=True):
-            out[tokens] = grad_part.swapaxes(0, 1)
+        for grad in grads:
+            grad[tokens] = 0
+        rows = [by_head(array[tokens], heads) for array in (q, k, v, grad_out)]
+        for head, (queries, keys, values, grad) in enumerate(zip(*rows, strict=True)):
+            weights, _ = causal_weights(queries, keys)
+            grad_weights = grad @ values.T
+            delta = (weights * grad_weights).sum(axis=1, keepdims=True)
+            grad_scores = weights * (grad_weights - delta) / math.sqrt(size)
+            grads[0][tokens, head] = grad_scores @ keys
+            grads[1][tokens, head // group] += grad_scores.T @ queries
+            grads[2][tokens, head // group] += weights.T @ grad
     return grads
 
 

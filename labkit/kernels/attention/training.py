@@ -39,14 +39,13 @@ def sequences_of(cu_seqlens):
 
 
 def causal_weights(q, k) -> tuple:
-    """Return the weights of one sequence's keys and the log-sum-exp of its scores, (H, S, S) and (H, S), of q and k
-    (H, S, D) in float64."""
-    scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[2])
-    scores = np.where(np.tri(q.shape[1], dtype=bool), scores, -np.inf)
-    largest = scores.max(axis=2, keepdims=True)
+    """Return the weights of a sequence's keys and the log-sum-exp of its scores, (S, S) and (S,), of q and k (S, D) of
+    one head in float64."""
+    scores = np.where(np.tri(len(q), dtype=bool), q @ k.T / math.sqrt(q.shape[1]), -np.inf)
+    largest = scores.max(axis=1, keepdims=True)
     exponentials = np.exp(scores - largest)
-    row_sums = exponentials.sum(axis=2, keepdims=True)
-    return exponentials / row_sums, (largest + np.log(row_sums))[..., 0]
+    row_sums = exponentials.sum(axis=1, keepdims=True)
+    return exponentials / row_sums, (largest + np.log(row_sums))[:, 0]
 
 
 def by_head(rows, heads: int):
@@ -59,8 +58,10 @@ def attention_training_reference(q, k, v, cu_seqlens, longest=None):
     heads = q.shape[1]
     out, lse = np.full(q.shape, np.nan), np.full((heads, len(q)), np.nan)
     for tokens in sequences_of(cu_seqlens):
-        weights, lse[:, tokens] = causal_weights(by_head(q[tokens], heads), by_head(k[tokens], heads))
-        out[tokens] = (weights @ by_head(v[tokens], heads)).swapaxes(0, 1)
+        for head, (queries, keys, values) in enumerate(zip(*(by_head(array[tokens], heads) for array in (q, k, v)),
+                                                           strict=True)):
+            weights, lse[head, tokens] = causal_weights(queries, keys)
+            out[tokens, head] = weights @ values
     return out, lse
 
 

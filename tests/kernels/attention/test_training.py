@@ -28,7 +28,8 @@ OPS = [f"attention_{which}{suffix}" for which in ("training", "backward") for su
 FORMS = [(FLOAT32, attention_training_plain, attention_backward_plain),
          (FLOAT16, attention_training_mma, attention_backward_mma),
          (BFLOAT16, attention_training_mma, attention_backward_mma)]
-every_form = pytest.mark.parametrize(("element", "forward", "backward"), FORMS, ids=["float32", "float16", "bfloat16"])
+every_form = pytest.mark.parametrize(("element", "forward", "backward"), [
+    pytest.param(*form, id=form[0].name, marks=pytest.mark.sweep if form[0] is FLOAT16 else []) for form in FORMS])
 
 
 @pytest.mark.parametrize("name", OPS)
