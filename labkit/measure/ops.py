@@ -44,9 +44,13 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.linear_bf16", "streamed_linear linear_bf16 linear_swiglu lm_head"),
     ("kernels.ops.quantized_linear", "linear_int4 linear_int8 linear_fp8_weights"),
     ("kernels.ops.projection", "projection logits"),
+    ("kernels.ops.linear_backward", "linear_backward_input linear_backward_input_bf16 linear_backward_weight "
+                                    "linear_backward_weight_bf16 linear_backward_bias linear_backward_bias_bf16"),
     ("kernels.ops.attention", "attention attention_causal attention_cached"),
     ("kernels.ops.attention_half", "attention_half attention_half_causal attention_half_cached"),
     ("kernels.ops.attention_sentences", "attention_sentences attention_sentences_half"),
+    ("kernels.ops.attention_training", "attention_training attention_training_bf16 attention_backward "
+                                       "attention_backward_bf16"),
     ("kernels.ops.linear_attention", "linear_attention"),
     ("kernels.ops.embedding", "token_embedding token_embedding_bf16"),
     ("kernels.ops.rmsnorm", "rmsnorm rmsnorm_bf16 add_rmsnorm add_rmsnorm_bf16"),
@@ -76,7 +80,10 @@ UNRECORDED = ("array_sum", "logprobs", "linear_int4", "linear_int8", "linear_fp8
               "swiglu_backward_bf16", "cross_entropy", "cross_entropy_bf16", "global_norm", "global_norm_bf16",
               "adamw", "adamw_bf16", "token_embedding_backward", "token_embedding_backward_bf16",
               "position_embedding_backward", "softmax_backward", "rope_rows", "rope_rows_backward",
-              "rope_rows_backward_bf16")
+              "rope_rows_backward_bf16", "linear_backward_input", "linear_backward_input_bf16",
+              "linear_backward_weight", "linear_backward_weight_bf16", "linear_backward_bias",
+              "linear_backward_bias_bf16", "attention_training", "attention_training_bf16", "attention_backward",
+              "attention_backward_bf16")
 
 
 def op(name: str):
