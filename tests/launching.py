@@ -30,3 +30,10 @@ def run(launch, shape, dtype, *inputs, **options) -> np.ndarray:
     found, outside = out.read()
     assert not outside.size, "wrote outside the output"
     return found
+
+
+def check_gradient(value, x, gradient) -> None:
+    """Compare the gradient of a scalar function at x, all in float64, with central differences along random lines."""
+    for direction in np.random.default_rng(7).standard_normal((3, *x.shape)):
+        numeric = (value(x + 1e-6 * direction) - value(x - 1e-6 * direction)) / 2e-6
+        np.testing.assert_allclose((gradient * direction).sum(), numeric, rtol=1e-6, atol=1e-7)

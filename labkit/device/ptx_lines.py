@@ -8,6 +8,7 @@ labkit.simt.ptx documents each intrinsic, next to its CPU implementation.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -189,14 +190,14 @@ class Wgmma(NamedTuple):
                         + ["l", "r", "~{memory}"])
 
 
-def _wgmma(columns, inputs, transpose_b, a_in_registers) -> Wgmma:
+def _wgmma(columns, inputs, transpose_a, transpose_b, a_in_registers) -> Wgmma:
     count = columns // 2
     registers = ", ".join(f"${k}" for k in range(count))
     operands = [f"${k}" for k in range(2 * count, 2 * count + (6 if a_in_registers else 3))]
     if a_in_registers:
         a, transpose = f"{{{', '.join(operands[:4])}}}", f"{int(transpose_b)}"
     else:
-        a, transpose = operands[0], f"0, {int(transpose_b)}"
+        a, transpose = operands[0], f"{int(transpose_a)}, {int(transpose_b)}"
     return Wgmma(f"{{ .reg .pred p; setp.ne.b32 p, {operands[-1]}, 0; "
                  f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{inputs}.{inputs} {{{registers}}}, "
                  f"{a}, {operands[-2]}, p, 1, 1, {transpose}; }}", count, (U32,) * 4 if a_in_registers else (U64,))
@@ -204,10 +205,10 @@ def _wgmma(columns, inputs, transpose_b, a_in_registers) -> Wgmma:
 
 for _columns in cpu_ptx.WGMMA_COLUMNS:
     for _inputs in ("f16", "bf16"):
-        for _a in ("", "_ra"):
-            for _suffix in ("", "_bmn"):
-                WGMMA[f"wgmma_m64n{_columns}k16_f32_{_inputs}{_a}{_suffix}"] = _wgmma(
-                    _columns, _inputs, bool(_suffix), bool(_a))
+        for _a, _b in itertools.product(("", "_ra", "_amn"), ("", "_bmn")):
+            if (_a, _b) != ("_amn", ""):
+                WGMMA[f"wgmma_m64n{_columns}k16_f32_{_inputs}{_a}{_b}"] = _wgmma(
+                    _columns, _inputs, _a == "_amn", bool(_b), _a == "_ra")
 
 _line("wgmma_fence", "wgmma.fence.sync.aligned;")
 _line("wgmma_commit", "wgmma.commit_group.sync.aligned;")

@@ -43,9 +43,13 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.skinny_linear", "skinny_linear skinny_linear_half"),
     ("kernels.ops.linear_bf16", "streamed_linear linear_bf16 linear_swiglu lm_head"),
     ("kernels.ops.projection", "projection logits"),
+    ("kernels.ops.linear_backward", "linear_backward_input linear_backward_input_bf16 linear_backward_weight "
+                                    "linear_backward_weight_bf16 linear_backward_bias linear_backward_bias_bf16"),
     ("kernels.ops.attention", "attention attention_causal attention_cached"),
     ("kernels.ops.attention_half", "attention_half attention_half_causal attention_half_cached"),
     ("kernels.ops.attention_sentences", "attention_sentences attention_sentences_half"),
+    ("kernels.ops.attention_training", "attention_training attention_training_bf16 attention_backward "
+                                       "attention_backward_bf16"),
     ("kernels.ops.linear_attention", "linear_attention"),
     ("kernels.ops.embedding", "token_embedding token_embedding_bf16"),
     ("kernels.ops.rmsnorm", "rmsnorm rmsnorm_bf16 add_rmsnorm add_rmsnorm_bf16"),
@@ -57,10 +61,26 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.one_row_attended", "one_row_attended one_row_attended_half"),
     ("kernels.ops.one_row", "one_row_gelu one_row_gelu_half one_row_residual one_row_residual_half"),
     ("kernels.ops.one_row_logits", "one_row_logits one_row_logits_half"),
+    ("kernels.ops.norm_backward", "layernorm_backward rmsnorm_backward rmsnorm_backward_bf16"),
+    ("kernels.ops.gelu_backward", "gelu_backward gelu_backward_bf16"),
+    ("kernels.ops.swiglu_backward", "swiglu_backward swiglu_backward_bf16"),
+    ("kernels.ops.embedding_backward",
+     "token_embedding_backward token_embedding_backward_bf16 position_embedding_backward"),
+    ("kernels.ops.cross_entropy", "cross_entropy cross_entropy_bf16"),
+    ("kernels.ops.global_norm", "global_norm global_norm_bf16"),
+    ("kernels.ops.adamw", "adamw adamw_bf16"),
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("array_sum", "logprobs")
+UNRECORDED = (
+    "array_sum", "logprobs", "layernorm_backward", "rmsnorm_backward", "rmsnorm_backward_bf16", "gelu_backward",
+    "gelu_backward_bf16", "swiglu_backward", "swiglu_backward_bf16", "cross_entropy", "cross_entropy_bf16",
+    "global_norm", "global_norm_bf16", "adamw", "adamw_bf16", "token_embedding_backward",
+    "token_embedding_backward_bf16", "position_embedding_backward", "linear_backward_input",
+    "linear_backward_input_bf16", "linear_backward_weight", "linear_backward_weight_bf16", "linear_backward_bias",
+    "linear_backward_bias_bf16", "attention_training", "attention_training_bf16", "attention_backward",
+    "attention_backward_bf16",
+)
 
 
 def op(name: str):

@@ -224,13 +224,14 @@ _intrinsic("wgmma_descriptor", "shared i leading_bytes stride_bytes swizzle", "m
            (0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes). So d + uint64(2) begins 32 bytes later.
            leading_bytes, stride_bytes and swizzle (0 or 128, also 64 and 32) are constants.
 
-           K-major (A; B without _bmn), swizzle 128: rows of 64 float16 values, 128 bytes, one after the other;
-           stride_bytes is from 8 rows to the next 8, 1024 in a tile without gaps; leading_bytes is not used. d +
+           K-major (A without _amn; B without _bmn), swizzle 128: rows of 64 float16 values, 128 bytes, one after the
+           other; stride_bytes is from 8 rows to the next 8, 1024 in a tile without gaps; leading_bytes is not used. d +
            uint64(2) advances k by 16 within the 64.
            K-major, no swizzle: blocks of 8 rows x 8 float16, 128 bytes each; leading_bytes is from one block to the
            next along k, stride_bytes along the rows.
-           MN-major (B with _bmn), swizzle 128: rows of k with 64 columns, 128 bytes; stride_bytes is from 8 rows of k
-           to the next 8 (1024), leading_bytes from 64 columns to the next 64. d + uint64(128) advances k by 16.
+           MN-major (A with _amn; B with _bmn), swizzle 128: rows of k with 64 columns, 128 bytes; stride_bytes is from
+           8 rows of k to the next 8 (1024), leading_bytes from 64 columns to the next 64. d + uint64(128) advances k
+           by 16.
            MN-major, no swizzle: blocks of 8 k x 8 columns, 128 bytes each, a row for each k; leading_bytes is from one
            block to the next along k, stride_bytes along the columns.
 
@@ -240,12 +241,14 @@ _intrinsic("wgmma_descriptor", "shared i leading_bytes stride_bytes swizzle", "m
            leading_bytes=range(0, 2**18, 16), stride_bytes=range(0, 2**18, 16), swizzle=SWIZZLES)
 for _columns in WGMMA_COLUMNS:
     for _inputs, _dtype in (("f16", "float16"), ("bf16", "bfloat16")):
-        for _suffix, _order in (("", "B K-major (N x K in memory): x @ W.T"), ("_bmn", "B MN-major (K x N in memory)")):
+        for _suffix, _order in (("", "A is K-major, B K-major (N x K in memory): x @ W.T"),
+                                ("_bmn", "A is K-major, B MN-major (K x N in memory)"),
+                                ("_amn_bmn", "A is MN-major (K x M in memory), B too (K x N): A.T @ B of both")):
             _intrinsic(
                 f"wgmma_m64n{_columns}k16_f32_{_inputs}{_suffix}", "acc da db accumulate", "warpgroup", SM90A,
                 f"{_GM}: wgmma.mma_async",
                 f"""Starts D = A @ B + D * accumulate for one warpgroup: A is 64 x 16, B is 16 x {_columns}, both
-                {_dtype} in shared memory, D is float32 in registers. A is K-major, {_order}.
+                {_dtype} in shared memory, D is float32 in registers. {_order}.
                 acc: a cuda.local.array of {_columns // 2} float32; da, db: from wgmma_descriptor; accumulate: uint32,
                 0 to overwrite acc, 1 to add to it.
                 With w the warp's number in its warpgroup, acc[j] holds the element of D in

@@ -230,16 +230,15 @@ def make_mma_loop(tile: MmaTile, copy_tile):
             cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def attend(shared, offset, acc, row_sum, source, visible, scale, thread):
-        """Compute acc and row_sum of this lane's rows. The copies of the queries have been started. visible: (end,
-        min_visible, max_visible, causal_end, num_keys). Keys from `end` on are not read; every query of this warp sees
-        the keys before min_visible, none sees any from max_visible on; row r of the lane sees those before num_keys
-        and, in a causal tile, before causal_end + 8 * r."""
+    def attend(shared, offset, acc, row_sum, row_max, source, visible, scale, thread):
+        """Compute acc, row_sum and row_max of this lane's rows. The copies of the queries have been started. visible:
+        (end, min_visible, max_visible, causal_end, num_keys). Keys from `end` on are not read; every query of this warp
+        sees the keys before min_visible, none sees any from max_visible on; row r of the lane sees those before
+        num_keys and, in a causal tile, before causal_end + 8 * r."""
         end, min_visible, max_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
         words = cuda.local.array(WORDS, uint32)
-        row_max = cuda.local.array(LANE_ROWS, float32)
         lane = thread % 32
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO

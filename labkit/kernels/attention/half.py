@@ -37,6 +37,7 @@ def make_flash_half(size: int, warps: int, m_tiles: int, keys: int = KEYS):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
+        row_max = cuda.local.array(LANE_ROWS, float32)
         thread = u32.threadIdx.x
         rows, width = u32.shape(out)
         head_column = u32.blockIdx.x * SIZE
@@ -49,7 +50,7 @@ def make_flash_half(size: int, warps: int, m_tiles: int, keys: int = KEYS):
         # Of this lane's row 0:
         causal_end = context_len + row0 + thread // 32 * WARP_ROWS + thread % 32 // 4 + 1 if causal else num_keys
         copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
-        attend(shared, 0, acc, row_sum, (keys_values, 0, key_column, key_column + width),
+        attend(shared, 0, acc, row_sum, row_max, (keys_values, 0, key_column, key_column + width),
                (end, min_visible, num_keys, causal_end, num_keys), scale, thread)
         store_rows(shared, 0, acc, row_sum, out, (0, row0, rows), head_column, thread)
 

@@ -123,6 +123,7 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS
         shared = cuda.shared.array(0, ELEMENT)
         acc = cuda.local.array(ACCUMULATORS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
+        row_max = cuda.local.array(LANE_ROWS, float32)
         thread = u32.threadIdx.x
         head, sequence = u32.blockIdx.x, u32.blockIdx.z
         head_column = head * SIZE
@@ -138,7 +139,7 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int, keys: int = KEYS
         end = min(context_len + row0 + ROWS, num_keys)  # no query here sees more
         causal_end = context_len + warp_row0 + thread % 32 // 4 + 1  # of the lane's row 0
         copy_queries(shared, 0, q, begin + row0, begin + tokens, head_column, thread)
-        attend(shared, 0, acc, row_sum, (keys, values, (page_table, sequence, kv_heads, kv_head)),
+        attend(shared, 0, acc, row_sum, row_max, (keys, values, (page_table, sequence, kv_heads, kv_head)),
                (end, min_visible, max_visible, causal_end, num_keys), scale, thread)
         store_rows(shared, 0, acc, row_sum, out, (begin, row0, tokens), head_column, thread)
 

@@ -67,6 +67,7 @@ def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, st
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
+        row_max = cuda.local.array(LANE_ROWS, float32)
         thread, team = u32.threadIdx.x % TEAM_THREADS, u32.threadIdx.x // TEAM_THREADS
         rows, width = u32.shape(out)
         head_column, team_offset = (u32.blockIdx.x * TEAMS + team) * SIZE, team * TEAM_ELEMENTS
@@ -77,7 +78,7 @@ def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, st
             return
         max_visible = tokens if row0 + thread // 32 * WARP_ROWS < tokens else 0  # a warp without rows only copies
         copy_queries(shared, team_offset, qkv, begin + row0, begin + tokens, head_column, thread)
-        attend(shared, team_offset, acc, row_sum, (qkv, begin, key_column, key_column + width),
+        attend(shared, team_offset, acc, row_sum, row_max, (qkv, begin, key_column, key_column + width),
                (tokens, tokens, max_visible, tokens, tokens), scale, thread)
         store_rows(shared, team_offset, acc, row_sum, out, (begin, row0, tokens), head_column, thread)
 

@@ -109,6 +109,32 @@ def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
                        b, row * cols + col if inside else 0, 4 if inside else 0)
 
 
+def make_copy_transposed_pair(vec4: bool):
+    """As copy_pair_guarded, for a (K, M): both tiles are rows of k. vec4: 16 bytes at a time, where M and N are
+    multiples of 4 and both matrices begin at multiples of 16 bytes."""
+    @cuda.jit(device=True)
+    def copy_four(shared, dst, matrix, row, col):
+        rows, cols = u32.shape(matrix)
+        if vec4:
+            inside = row < rows and col < cols
+            ptx.cp_async_16(shared, dst, matrix, row * cols + col if inside else 0, 16 if inside else 0)
+        else:
+            for i in u32.range(4):
+                inside = row < rows and col + i < cols
+                ptx.cp_async_4(shared, dst + i, matrix, row * cols + col + i if inside else 0, 4 if inside else 0)
+
+    @cuda.jit(device=True)
+    def copy_transposed_pair(shared, fill, a, a_row, a_col, b, b_row, b_col):
+        col = u32.threadIdx.x % 32 * 4  # in either tile
+        a_row = a_row - u32.threadIdx.x // BLOCK_K + col  # a_row is for a that is not transposed
+        dst = fill + b_row % BLOCK_K * STRIDE + col
+        for i in u32.range(0, 16, 8):
+            copy_four(shared, dst + i * STRIDE, a, b_row + i, a_row)
+            copy_four(shared, dst + i * STRIDE + A_STRIDE, b, b_row + i, b_col)
+
+    return copy_transposed_pair
+
+
 @cuda.jit(device=True)
 def add_products_serpentine(acc, a_frag, b_frag):
     """As add_products, in an order in which each product shares a factor with the previous one: a register that is read

@@ -96,13 +96,17 @@ def make_copy(height: int, width: int, threads: int, pitch: int, swizzled: bool,
     return copy_tile
 
 
-def make_copy_stage(copy_a, copy_b, a_size: int, stage_size: int, weights: bool):
-    """A device function: start the copies of a stage, a tile of a and then one of b, (N, K) if it holds weights."""
+def make_copy_stage(copy_a, copy_b, a_size: int, stage_size: int, weights: bool, transposed: bool = False):
+    """A device function: start the copies of a stage, a tile of a and then one of b, (N, K) if it holds weights.
+    transposed: a is (K, M)."""
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
         start = slot * stage_size
-        copy_a(shared, start, a, row0, k0, thread)
+        if transposed:
+            copy_a(shared, start, a, k0, row0, thread)
+        else:
+            copy_a(shared, start, a, row0, k0, thread)
         if weights:
             copy_b(shared, start + a_size, b, col0, k0, thread)
         else:
@@ -374,14 +378,14 @@ def make_store_elements(tile: Tile, bias: bool, residual: bool, activation, elem
     return store_elements
 
 
-def make_store_floats(tile: Tile):
-    """A device function: store a warp's accumulators to out as float32: four lanes fill a 32-byte sector."""
+def make_store_floats(tile: Tile, accumulate: bool = False):
+    """A device function: store a warp's accumulators as float32, or add them: four lanes fill a 32-byte sector. The
+    matrix begins at row `begin` of out and has `rows` rows."""
     MMA_M, MMA_N = tile.warp_rows // 16, tile.warp_cols // 8
 
     @cuda.jit(device=True)
-    def store_floats(acc, out, row0, col0):
-        lane = u32.threadIdx.x % 32
-        rows, cols = u32.shape(out)
+    def store_floats(acc, out, begin, rows, row0, col0):
+        lane, cols = u32.threadIdx.x % 32, u32.shape(out)[1]
         for i in u32.range(MMA_M):
             for j in u32.range(MMA_N):
                 for row_half in u32.range(2):
@@ -389,17 +393,23 @@ def make_store_floats(tile: Tile):
                     row = row0 + (i * 16 + row_half * 8) + lane // 4
                     col = col0 + j * 8 + lane % 4 * 2
                     if row < rows and col < cols:
-                        out[row, col] = acc[offset]
-                        out[row, col + 1] = acc[offset + 1]
+                        if accumulate:
+                            out[begin + row, col] += acc[offset]
+                            out[begin + row, col + 1] += acc[offset + 1]
+                        else:
+                            out[begin + row, col] = acc[offset]
+                            out[begin + row, col + 1] = acc[offset + 1]
 
     return store_floats
 
 
 @kernel_factory
 def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, residual: bool = False,
-                   activation=unchanged, element: Element = FLOAT16, floats: bool = False):
+                   activation=unchanged, element: Element = FLOAT16, floats: bool = False, transposed: bool = False,
+                   accumulate: bool = False):
     """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. floats: out is float32, the
-    accumulators as they are.
+    accumulators as they are. transposed: a is (K, M); blockIdx.y is then a split of K, and out has M rows for each.
+    accumulate: float32 accumulators are added to what is in out.
 
     While tensor cores multiply the fragments of one step of 16 along K, ldmatrix loads those of the next into other
     registers, and cp.async fills the stage that was read last. One barrier a stage.
@@ -413,17 +423,26 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     STAGE_SIZE = A_SIZE + COLS * DEPTH
     ACCUMULATORS, A_REGS, B_REGS = MMA_M * MMA_N * 4, MMA_M * 4, MMA_N * 2
     SHIFT, MASK = swizzle_of(DEPTH // CHUNK)
+    A_OFFSETS, K_AXIS = (MMA_M, 0) if transposed else (1, 1)
     ELEMENT = element.dtype.type
-    copy_a = make_copy(ROWS, DEPTH, THREADS, DEPTH, swizzled=True)
+    copy_a = make_copy(*((DEPTH, ROWS, THREADS, ROWS) if transposed else (ROWS, DEPTH, THREADS, DEPTH)), swizzled=True)
     copy_b = make_copy(COLS, DEPTH, THREADS, DEPTH, True) if weights else make_copy(DEPTH, COLS, THREADS, COLS, True)
-    copy_stage = make_copy_stage(copy_a, copy_b, A_SIZE, STAGE_SIZE, weights)
-    add, store_floats = ADD_PRODUCT[element], make_store_floats(tile)
+    copy_stage = make_copy_stage(copy_a, copy_b, A_SIZE, STAGE_SIZE, weights, transposed)
+    add, store_floats = ADD_PRODUCT[element], make_store_floats(tile, accumulate)
     store_elements = make_store_elements(tile, bias, residual, activation, element)
 
     @cuda.jit(launch_bounds=(tile.threads, resident(tile.blocks, tile.threads, tile.shared_bytes)))
     def pipelined_kernel(a, b, bias_of, residual_of, out):
         shared = cuda.shared.array(0, ELEMENT)
-        rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[1]
+        rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[K_AXIS]
+        steps = (depth + (DEPTH - 1)) // DEPTH
+        k_begin, out_begin = 0, 0
+        if transposed:
+            rows = rows // u32.gridDim.y
+            split_steps = (steps + (u32.gridDim.y - 1)) // u32.gridDim.y
+            first_step = u32.blockIdx.y * split_steps
+            steps = min(split_steps, steps - first_step)
+            k_begin, out_begin = first_step * DEPTH, u32.blockIdx.y * rows
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
         tiles_m = (rows + (ROWS - 1)) // ROWS
@@ -435,10 +454,16 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
 
         # The offset in a stage of this lane's row of the warp's first ldmatrix. Step k needs the piece `2 * k` further,
         # before the swizzle: an XOR with 2 * k pieces, since no other bits of the offset change.
-        a_row = warp_row + lane % 16
-        a_chunk = lane // 16 ^ a_row >> SHIFT & MASK
-        a_offset = a_row * DEPTH + a_chunk * CHUNK
+        a_offset = cuda.local.array(A_OFFSETS, uint32)
         b_offset = cuda.local.array(PAIRS, uint32)
+        if transposed:  # rows of k: ldmatrix transposes as it reads
+            for i in u32.range(MMA_M):
+                a_chunk = warp_row // CHUNK + 2 * i + lane // 8 % 2 ^ lane % 8
+                a_offset[i] = (lane % 8 + lane // 16 * 8) * ROWS + a_chunk * CHUNK
+        else:
+            a_row = warp_row + lane % 16
+            a_chunk = lane // 16 ^ a_row >> SHIFT & MASK
+            a_offset[0] = a_row * DEPTH + a_chunk * CHUNK
         if weights:
             b_row = warp_col + lane % 8 + lane // 16 * 8
             b_chunk = lane // 8 % 2 ^ b_row >> SHIFT & MASK
@@ -458,9 +483,8 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
         for i in u32.range(B_REGS):
             b_frag[1, i] = 0
 
-        steps = (depth + (DEPTH - 1)) // DEPTH
         for s in u32.range(PREFETCH):
-            copy_stage(shared, s, a, b, row0, col0, s * DEPTH, thread)
+            copy_stage(shared, s, a, b, row0, col0, k_begin + s * DEPTH, thread)
             ptx.cp_async_commit()
         full, empty = 0, PREFETCH  # the stages to multiply and to fill next
         for step in u32.range(steps):
@@ -471,7 +495,10 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
             for k in u32.range(STEPS):
                 load_buf, mma_buf = k % 2, (k + 1) % 2
                 for i in u32.range(MMA_M):
-                    regs = ptx.ldmatrix_x4(shared, stage + (a_offset ^ 16 * k) + i * 16 * DEPTH)
+                    if transposed:
+                        regs = ptx.ldmatrix_x4_trans(shared, stage + a_offset[i] + k * 16 * ROWS)
+                    else:
+                        regs = ptx.ldmatrix_x4(shared, stage + (a_offset[0] ^ 16 * k) + i * 16 * DEPTH)
                     for j in u32.range(4):
                         a_frag[load_buf, i * 4 + j] = regs[j]
                 for i in u32.range(PAIRS):
@@ -485,7 +512,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
                 if k == STEPS - 1:  # no earlier: loads from shared memory do not overtake copies into it
                     next_step = step + PREFETCH
                     if next_step < steps:
-                        copy_stage(shared, empty, a, b, row0, col0, next_step * DEPTH, thread)
+                        copy_stage(shared, empty, a, b, row0, col0, k_begin + next_step * DEPTH, thread)
                     ptx.cp_async_commit()
                     empty = empty + 1 if empty < PREFETCH else 0
                 for i in u32.range(MMA_M):
@@ -501,7 +528,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the stages are free: the epilogue stages the output in them
         if floats:
-            store_floats(acc, out, row0 + warp_row, col0 + warp_col)
+            store_floats(acc, out, out_begin, rows, row0 + warp_row, col0 + warp_col)
         else:
             store_elements(acc, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col)
 

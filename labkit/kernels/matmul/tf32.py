@@ -177,7 +177,7 @@ def make_pipelined_tf32(tile: Tile):
                                  to_tf32(a_frag[1, i * 4]), to_tf32(a_frag[1, i * 4 + 1]),
                                  to_tf32(a_frag[1, i * 4 + 2]), to_tf32(a_frag[1, i * 4 + 3]),
                                  to_tf32(b_frag[1, j * 2]), to_tf32(b_frag[1, j * 2 + 1]))
-        store(acc, out, row0 + warp_row, col0 + warp_col)
+        store(acc, out, 0, rows, row0 + warp_row, col0 + warp_col)
 
     pipelined_tf32_kernel.tile, pipelined_tf32_kernel.in_bands = tile, True
     pipelined_tf32_kernel.shared_bytes = 4 * STAGES * STAGE_SIZE

@@ -148,7 +148,7 @@ DEEP = 1024  # from this K on the widest tile has the highest throughput, below 
 @kernel_factory
 def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
                            split: bool = False, element: Element = FLOAT16, swiglu: bool = False,
-                           floats: bool = False):
+                           floats: bool = False, transposed: bool = False, accumulate: bool = False):
     """One block for each SM; each computes one tile after another until none is left.
 
     Warpgroups 0 and 1, the consumers, multiply 64 rows each: a thread has one accumulator for every two columns, 128
@@ -174,7 +174,8 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 
     element: of a, b, bias, residual and out. floats: `bias_of` is out, (M, N) in float32, and takes the
     accumulators unrounded. swiglu: out has half as many columns, silu(gate) * up; eight rows of b with gates
-    alternate with the eight of their ups, so that a thread holds both (no bias, no residual).
+    alternate with the eight of their ups, so that a thread holds both (no bias, no residual). transposed: a is (K, M),
+    and wgmma reads both operands MN-major. accumulate: float32 accumulators are added to what `bias_of` holds.
 
     Measured on an H200, 4096 x 4096 x 4096, relative to cuBLAS in the same run; 0.985 as it is here:
         float16 outputs are stored in four parts, through two buffers of 64 columns instead of four                0.96
@@ -197,11 +198,13 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     ELEMENT, to_float = element.dtype.type, element.number
     OUT_OFFSET = STAGES * STAGE_SIZE  # where the float16 output begins
     B_LEADING, B_STEP = b_layout(weights)
-    tile_origin, load, wgmma = make_tile_origin(tile), make_load(tile, weights), wgmma_of(COLS, weights, element)
+    _, A_STEP = b_layout(not transposed)
+    tile_origin, load = make_tile_origin(tile), make_load(tile, weights, transposed)
+    wgmma = wgmma_of(COLS, weights, element, transposed)
     RESIDUAL_BYTES = 2 * BOXES * BOX
     epilogue = (make_pair_epilogue(SWIGLU[element], element) if swiglu else
                 make_epilogue(activation, residual, element))
-    store_partial = make_store_partial(COLS)
+    store_partial = make_store_partial(COLS, accumulate)
 
     @cuda.jit(launch_bounds=(384, 1))  # so that setmaxnreg has registers to move: 168 a thread
     def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, k_per_split):
@@ -290,7 +293,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
                         scale_d = 1 if i > 0 else uint32(k > k_begin)
-                        wgmma(acc, a_desc + uint64(2 * i), b_desc + uint64(B_STEP * i), scale_d)
+                        wgmma(acc, a_desc + uint64(A_STEP * i), b_desc + uint64(B_STEP * i), scale_d)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
                     if is_leader:
@@ -450,6 +453,26 @@ def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, 
     a_map, b_map, out_map, _, rows, cols, depth = _arguments(a, b, None, out, tile, weights)
     arguments = (a_map, b_map, out_map, parts, out_map, rows, cols, depth, *unsigned(slice_))
     _launch_specialised(kernel, tile, count * tile.count(*out.shape), arguments, stream)
+
+
+def multiply_transposed(a, b, out, *, tile: Tile, splits: int = 1, accumulate: bool = False, stream=0) -> None:
+    """out = a.T @ b of a (K, M) and b (K, N), of 16 bits, with M and N multiples of 8. The caller has checked them.
+
+    out: (M, N) of their type, or (splits * M, N) float32: the partial sums of each split of K, whole steps of DEPTH of
+    which none is empty. accumulate: float32 is added to what is there, of one split.
+    """
+    depth, rows, cols = *a.shape, b.shape[1]
+    floats = np.dtype(out.dtype) == np.float32
+    stored = {"split": True} if splits > 1 else {"floats": True, "accumulate": accumulate} if floats else {}
+    kernel = make_wgmma_specialised(tile, weights=False, bias=False, activation=unchanged, transposed=True,
+                                    element=ELEMENTS[np.dtype(a.dtype)], **stored)
+    a_map, b_map = (ptx.tensor_map_2d(array, DEPTH, 64) for array in (a, b))
+    out_map = a_map if floats else ptx.tensor_map_2d(out, 64, 64)  # float32 is stored by the threads
+    steps = -(-depth // (splits * DEPTH))
+    arguments = (a_map, b_map, out_map, out.reshape(-1) if floats else out, out_map,
+                 *unsigned(rows, cols, depth, steps * DEPTH))
+    tiles = tile.count(rows, cols)
+    _launch_specialised(kernel, tile, splits * tiles if splits > 1 else min(block_count(), tiles), arguments, stream)
 
 
 def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, stream, halved: bool = False) -> None:

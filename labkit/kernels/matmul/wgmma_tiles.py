@@ -76,17 +76,22 @@ def make_tile_origin(tile: Tile):
     return tile_origin
 
 
-def make_load(tile: Tile, weights: bool):
-    """A device function: start the copies of one stage. One thread calls it, when the stage is free."""
+def make_load(tile: Tile, weights: bool, transposed: bool = False):
+    """A device function: start the copies of one stage. One thread calls it, when the stage is free. transposed: a is
+    (K, M), as b (K, N)."""
     A_SIZE, STAGE_SIZE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_elements, 2 * tile.stage_elements
-    B_BOXES = tile.cols // 64
+    A_BOXES, B_BOXES = tile.rows // 64, tile.cols // 64
 
     @cuda.jit(device=True)
     def load(tiles, loaded, stage, a_map, b_map, row, col, k):
         a_offset = stage * STAGE_SIZE
         b_offset = a_offset + A_SIZE
         ptx.mbarrier_expect_tx(loaded, stage, STAGE_BYTES)  # the bytes of whole boxes, also beyond an edge
-        ptx.tma_load_2d(tiles, a_offset, a_map, k, row, loaded, stage)
+        if transposed:
+            for box in u32.range(A_BOXES):
+                ptx.tma_load_2d(tiles, a_offset + box * BOX, a_map, row + box * 64, k, loaded, stage)
+        else:
+            ptx.tma_load_2d(tiles, a_offset, a_map, k, row, loaded, stage)
         if weights:
             ptx.tma_load_2d(tiles, b_offset, b_map, k, col, loaded, stage)
         else:
@@ -143,9 +148,18 @@ def make_pair_epilogue(combine, element: Element):
     return pair_epilogue
 
 
-def make_store_partial(columns: int):
-    """A device function: store a thread's accumulators of `columns` columns as float32, at its split of K."""
+def make_store_partial(columns: int, accumulate: bool = False):
+    """A device function: store a thread's accumulators of `columns` columns as float32, at its split of K, or add them
+    to what is there."""
     COLUMNS = columns
+
+    @cuda.jit(device=True)
+    def store_pair(partials, i, x, y):
+        if accumulate:
+            x += partials[i]
+            y += partials[i + 1]
+        partials[i] = x
+        partials[i + 1] = y
 
     @cuda.jit(device=True, forceinline=True)
     def store_partial(acc, partials, row_offset, row, col, rows, cols):
@@ -155,12 +169,9 @@ def make_store_partial(columns: int):
             if out_col < cols:
                 i0 = (row_offset + row) * cols + out_col
                 if row < rows:
-                    partials[i0] = acc[4 * j]
-                    partials[i0 + 1] = acc[4 * j + 1]
+                    store_pair(partials, i0, acc[4 * j], acc[4 * j + 1])
                 if row + 8 < rows:
-                    i8 = i0 + 8 * cols
-                    partials[i8] = acc[4 * j + 2]
-                    partials[i8 + 1] = acc[4 * j + 3]
+                    store_pair(partials, i0 + 8 * cols, acc[4 * j + 2], acc[4 * j + 3])
 
     return store_partial
 
@@ -171,6 +182,6 @@ def b_layout(weights: bool) -> tuple:
     return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
 
 
-def wgmma_of(cols: int, weights: bool, element: Element = FLOAT16):
+def wgmma_of(cols: int, weights: bool, element: Element = FLOAT16, transposed: bool = False):
     kind = {FLOAT16: "f16", BFLOAT16: "bf16"}[element]
-    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_{kind}" + ("" if weights else "_bmn"))
+    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_{kind}" + "_amn" * transposed + ("" if weights else "_bmn"))

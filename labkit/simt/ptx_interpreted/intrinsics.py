@@ -150,7 +150,8 @@ class Intrinsics:
         for t in threads:
             self.execution.filled(t.request[2][0])
         if self.execution.sees_tiles:
-            tiles = [(int(db), columns, name.endswith("_bmn"))] + ([] if from_registers else [(a, 64, False)])
+            tiles = [(int(db), columns, name.endswith("_bmn"))] + (
+                [] if from_registers else [(a, 64, "_amn" in name)])
             for descriptor, rows, mn_major in tiles:
                 addresses = self._tile_addresses(name, descriptor, rows, mn_major, line, first) + WINDOW
                 self.execution.reads_tile(name, addresses.reshape(-1).tolist(), line, first)
@@ -166,7 +167,7 @@ class Intrinsics:
 
     def _multiply(self, name, columns, arrays, a, db, accumulate, line, thread):
         if "_ra" not in name:
-            a = self._tile(name, a, 64, False, line, thread)
+            a = self._tile(name, a, 64, "_amn" in name, line, thread)
         b = self._tile(name, db, columns, name.endswith("_bmn"), line, thread)
         # In float64 these sums of 16 products are exact but for rare cases: a row's do not depend on the rows beside
         # it. A library's float32 product adds in an order that depends on where a row lies.

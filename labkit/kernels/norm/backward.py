@@ -1,0 +1,307 @@
+"""The gradients of LayerNorm and RMSNorm: of the rows, of the weight and, for LayerNorm, of the bias.
+
+Shapes  x, dout, dx (R, C), weight (C,); all float32, all float16, or all uint16, which holds bfloat16. dweight, dbias
+        (C,): float32 or x's type. C-contiguous. `dx` may be `dout` (not in the naive rungs). One kernel per epsilon
+Work    some 15 flops an element; 3*R*C elements: x and dout read once, dx written once
+Source  llm.c, `layernorm_backward`, https://github.com/karpathy/llm.c; Liger Kernel, `rms_norm.py`
+
+With xhat = (x - mean) * rstd and g = dout * weight, dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
+means of x and g. dweight and dbias are the sums over all rows of dout * xhat and dout. Statistics are computed again
+from x: the forward pass keeps none. No atomics: every run adds up the same numbers in the same order.
+"""
+
+import numpy as np
+from numba import float32, int32
+
+from labkit import cuda, u32
+from labkit.device import gpus
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import check_array
+from labkit.kernels.dtypes import float64_of
+from labkit.kernels.eights import ACCESS, in_eights
+from labkit.kernels.elements import FLOAT32, Element, element_of
+from labkit.kernels.norm.rows import EPSILON, flat, small
+from labkit.kernels.op import rung
+from labkit.kernels.reduce import warp_sum
+from labkit.kernels.scan_blocks import scratch_for
+
+ZERO, ONE = float32(0.0), float32(1.0)
+MAX_COLUMNS = 8192
+WARP_COLUMNS = 768  # up to here a warp has a row, and a lane three octets; beyond, a block has it
+WARPS = 12  # per block, where each warp has a row: as many as 168 registers a thread allow
+
+
+def norm_backward_reference(x, weight, dout, epsilon=EPSILON, *, centred: bool):
+    """Return (dx, dweight, dbias)."""
+    x, weight, dout = float64_of(x), float64_of(weight), float64_of(dout)
+    x = x - x.mean(axis=1, keepdims=True) * centred
+    rstd = 1 / np.sqrt((x**2).mean(axis=1, keepdims=True) + epsilon)
+    xhat, g = x * rstd, dout * weight
+    dx = rstd * (g - g.mean(axis=1, keepdims=True) * centred - xhat * (g * xhat).mean(axis=1, keepdims=True))
+    return dx, (dout * xhat).sum(axis=0), dout.sum(axis=0)
+
+
+# --- One thread per row, then one thread per column -------------------------------------------------------------------
+
+
+@kernel_factory
+def make_norm_backward_naive(element: Element, grad: Element, centred: bool, accumulate: bool, epsilon: float):
+    (load, store, _, _, _), EPS = ACCESS[element], small(epsilon)
+    load_grad, store_grad = ACCESS[grad].load, ACCESS[grad].store
+
+    @cuda.jit
+    def norm_backward_rows_kernel(x, weight, dout, dx, means, rstds):  # x, dout and dx are flat, here and below
+        row, columns = u32.grid(1), u32.size(weight)
+        row_offset = row * columns
+        if row_offset < x.size:
+            inv_cols = ONE / float32(columns)
+            mean, mean_g = ZERO, ZERO
+            if centred:
+                for col in u32.range(columns):
+                    mean += load(x, row_offset + col)
+                    mean_g += load(dout, row_offset + col) * load(weight, col)
+                mean *= inv_cols
+                mean_g *= inv_cols
+            squares, products = ZERO, ZERO
+            for col in u32.range(columns):
+                difference = load(x, row_offset + col) - mean
+                squares += difference * difference
+                products += load(dout, row_offset + col) * load(weight, col) * difference
+            rstd = cuda.rsqrt(squares * inv_cols + EPS)
+            slope = products * inv_cols * rstd * rstd
+            means[row], rstds[row] = mean, rstd
+            for col in u32.range(columns):
+                g = load(dout, row_offset + col) * load(weight, col)
+                store(dx, row_offset + col, rstd * (g - mean_g - (load(x, row_offset + col) - mean) * slope))
+
+    @cuda.jit
+    def norm_backward_columns_kernel(x, dout, means, rstds, dweight, dbias):
+        col, columns = u32.grid(1), u32.size(dweight)
+        if col < columns:
+            weight_sum, bias_sum = ZERO, ZERO
+            for row in u32.range(u32.size(means)):
+                d = load(dout, row * columns + col)
+                weight_sum += d * (load(x, row * columns + col) - means[row]) * rstds[row]
+                bias_sum += d
+            if accumulate:
+                weight_sum += load_grad(dweight, col)
+            store_grad(dweight, col, weight_sum)
+            if centred:
+                if accumulate:
+                    bias_sum += load_grad(dbias, col)
+                store_grad(dbias, col, bias_sum)
+
+    return norm_backward_rows_kernel, norm_backward_columns_kernel
+
+
+def _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, centred: bool):
+    element, grad = _check(x, weight, dout, dx, dweight, dbias)
+    rows, columns = x.shape
+    statistics = scratch_for(None, 2 * rows, np.float32)
+    means, rstds = statistics[:rows], statistics[rows:]
+    by_row, by_column = make_norm_backward_naive(element, grad, centred, accumulate, epsilon)
+    by_row[-(-rows // 32), 32, stream](flat(x), weight, flat(dout), flat(dx), means, rstds)
+    by_column[-(-columns // 32), 32, stream](flat(x), flat(dout), means, rstds, dweight, dbias)
+
+
+# --- Rows in registers, and each block's sums of its columns ----------------------------------------------------------
+
+
+@kernel_factory
+def make_norm_backward(element: Element, warp_per_row: bool, octets: int, vectorized: bool, centred: bool,
+                       epsilon: float):
+    """Make a kernel for rows of up to 8 * octets columns per thread, and a grid smaller than the number of rows.
+    warp_per_row: a warp has a row, not a block. vectorized: whole octets, at multiples of 16 bytes."""
+    load, store = ACCESS[element].neighbours(vectorized)
+    elements, EPS = 8 * octets, small(epsilon)
+    merged = 32 * elements if warp_per_row else 1
+
+    @cuda.jit(device=True)
+    def row_sums(a, b, partial, thread, warps):
+        """The sums of a and b over a row, in each of its threads. partial: (2, 32), free again after a barrier."""
+        a, b = warp_sum(a), warp_sum(b)
+        if not warp_per_row:
+            if thread & 31 == 0:
+                partial[0, thread >> 5], partial[1, thread >> 5] = a, b
+            cuda.syncthreads()
+            a, b = ZERO, ZERO
+            for w in u32.range(warps):
+                a += partial[0, w]
+                b += partial[1, w]
+        return a, b
+
+    @cuda.jit(launch_bounds=32 * WARPS if warp_per_row else 1024)
+    def norm_backward_fused_kernel(x, weight, dout, dx, partials):
+        """partials: (blocks, 2, C), the sums of dout * xhat and of dout over each block's rows."""
+        first, second = cuda.shared.array((2, 32), float32), cuda.shared.array((2, 32), float32)
+        block_sums = cuda.shared.array((2, merged), float32)
+        thread, threads, columns = u32.threadIdx.x, u32.blockDim.x, u32.size(weight)
+        warp, row, row_step = thread >> 5, u32.blockIdx.x, u32.gridDim.x
+        if warp_per_row:
+            row, row_step = u32.grid(1) >> 5, u32.gridsize(1) >> 5
+            thread, threads = thread & 31, 32
+        rows, warps, step = u32.size(x) // columns, threads >> 5, 8 * threads
+        inv_cols, col = ONE / float32(columns), 8 * thread
+        remaining = int32(columns) - int32(col)
+        v, g = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
+        w = cuda.local.array(elements, float32)
+        weight_sum, bias_sum = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
+        for e in range(elements):
+            weight_sum[e], bias_sum[e] = ZERO, ZERO
+        for o in u32.range(octets):
+            load(w, 8 * o, weight, col + o * step, remaining - int32(o * step))
+        while row < rows:  # the same for a whole warp, and for a block with barriers
+            offset = row * columns + col
+            for o in u32.range(octets):
+                load(v, 8 * o, x, offset + o * step, remaining - int32(o * step))
+                load(g, 8 * o, dout, offset + o * step, remaining - int32(o * step))
+            mean, mean_g = ZERO, ZERO
+            if centred:
+                for e in range(elements):
+                    mean += v[e]
+                    mean_g += g[e] * w[e]
+                mean, mean_g = row_sums(mean, mean_g, first, thread, warps)
+                mean *= inv_cols
+                mean_g *= inv_cols
+            squares, products = ZERO, ZERO
+            for o in u32.range(octets):
+                for e in u32.range(8):
+                    if remaining > int32(o * step + e):  # beyond the row, v stays 0
+                        v[8 * o + e] -= mean
+                    squares += v[8 * o + e] * v[8 * o + e]
+                    products += g[8 * o + e] * w[8 * o + e] * v[8 * o + e]
+            squares, products = row_sums(squares, products, second, thread, warps)
+            rstd = cuda.rsqrt(squares * inv_cols + EPS)
+            slope = products * inv_cols * rstd * rstd
+            for e in range(elements):
+                weight_sum[e] += g[e] * v[e] * rstd
+                bias_sum[e] += g[e]
+                v[e] = rstd * (g[e] * w[e] - mean_g - v[e] * slope)
+            for o in u32.range(octets):
+                store(dx, offset + o * step, remaining - int32(o * step), v, 8 * o)
+            if not centred and not warp_per_row:
+                cuda.syncthreads()  # second is free to overwrite; where there is a first, its barrier lies between
+            row += row_step
+        if warp_per_row:
+            for w_index in u32.range(WARPS):  # one warp after the other adds its sums
+                if warp == w_index:
+                    for e in u32.range(elements):
+                        if w_index > 0:
+                            weight_sum[e] += block_sums[0, 32 * e + thread]
+                            bias_sum[e] += block_sums[1, 32 * e + thread]
+                        block_sums[0, 32 * e + thread], block_sums[1, 32 * e + thread] = weight_sum[e], bias_sum[e]
+                cuda.syncthreads()
+        if not warp_per_row or warp == WARPS - 1:
+            for o in u32.range(octets):
+                for e in u32.range(8):
+                    if remaining > int32(o * step + e):
+                        partials[u32.blockIdx.x, 0, col + o * step + e] = weight_sum[8 * o + e]
+                        partials[u32.blockIdx.x, 1, col + o * step + e] = bias_sum[8 * o + e]
+
+    return norm_backward_fused_kernel
+
+
+@kernel_factory
+def make_sum_partials(grad: Element, accumulate: bool):
+    load, store = ACCESS[grad].load, ACCESS[grad].store
+
+    @cuda.jit
+    def sum_partials_kernel(partials, dweight, dbias):
+        """A block adds up 32 columns of dweight, or of dbias, with a warp for every 32nd partial sum."""
+        sums = cuda.shared.array((32, 33), float32)  # 33: its columns are in different banks
+        lane, warp = u32.threadIdx.x, u32.threadIdx.y
+        blocks, which, columns = partials.shape[0], u32.blockIdx.y, u32.size(dweight)
+        col, total = 32 * u32.blockIdx.x + lane, ZERO
+        if col < columns:
+            for block in u32.range(warp, blocks, 32):
+                total += partials[block, which, col]
+        sums[warp, lane] = total
+        cuda.syncthreads()
+        total, col = warp_sum(sums[lane, warp]), 32 * u32.blockIdx.x + warp
+        if lane == 0 and col < columns:
+            out = dweight if which == 0 else dbias
+            if accumulate:
+                total += load(out, col)
+            store(out, col, total)
+
+    return sum_partials_kernel
+
+
+def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, centred: bool):
+    element, grad = _check(x, weight, dout, dx, dweight, dbias)
+    rows, columns = x.shape
+    if columns > MAX_COLUMNS:
+        raise ValueError(f"x has {columns:,} columns; a block keeps at most {MAX_COLUMNS:,} in registers")
+    warp_per_row = columns <= WARP_COLUMNS
+    octets = -(-columns // 256) if warp_per_row else 1
+    threads = 32 * WARPS if warp_per_row else -(-columns // 256) * 32
+    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * (1 if warp_per_row else max(1, 1024 // threads))
+    blocks = min(most, -(-rows // WARPS) if warp_per_row else rows)
+    partials = scratch_for(None, blocks * 2 * columns, np.float32).reshape(blocks, 2, columns)
+    kernel = make_norm_backward(element, warp_per_row, octets, in_eights(columns, x, weight, dout, dx), centred,
+                                epsilon)
+    kernel[blocks, threads, stream](flat(x), weight, flat(dout), flat(dx), partials)
+    make_sum_partials(grad, accumulate)[(-(-columns // 32), 1 + centred), (32, 32), stream](partials, dweight, dbias)
+
+
+# --- LayerNorm --------------------------------------------------------------------------------------------------------
+
+
+@rung(kernel=make_norm_backward_naive(FLOAT32, FLOAT32, True, False, EPSILON),
+      idea="one thread a row for dx, one thread a column for the sums over all rows")
+def layernorm_backward_naive(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0):
+    """One thread walks along a row three times and keeps its mean and rstd; then one walks down each column. x and dout
+    are read four and two times."""
+    _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
+
+
+@rung(kernel=(make_norm_backward(FLOAT32, True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
+      idea="one pass: rows in registers, each block's column sums, then their sum",
+      sizes=f"rows of at most {MAX_COLUMNS:,} columns")
+def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0):
+    """As naive, but x and dout are read once: a warp or a block keeps a row in registers, goes from row to row, and
+    adds up its columns meanwhile; a second, small launch adds up these sums, always in the same order."""
+    layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=accumulate, epsilon=epsilon, stream=stream)
+
+
+def layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0):
+    """The launcher to use: layernorm_backward_fused. accumulate: add to dweight and dbias, not overwrite them."""
+    _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
+
+
+# --- RMSNorm ----------------------------------------------------------------------------------------------------------
+
+
+@rung(kernel=make_norm_backward_naive(FLOAT32, FLOAT32, False, False, EPSILON),
+      idea="one thread a row for dx, one thread a column for the sum over all rows")
+def rmsnorm_backward_naive(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0):
+    """As layernorm_backward_naive, without the means."""
+    _naive(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, centred=False)
+
+
+@rung(kernel=(make_norm_backward(FLOAT32, False, 1, True, False, EPSILON), make_sum_partials(FLOAT32, False)),
+      idea="one pass: rows in registers, each block's column sums, then their sum",
+      sizes=f"rows of at most {MAX_COLUMNS:,} columns")
+def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0):
+    """As layernorm_backward_fused, with one sum over a row in place of two."""
+    rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=accumulate, eps=eps, stream=stream)
+
+
+def rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0):
+    """The launcher to use: rmsnorm_backward_fused. accumulate: add to dweight, not overwrite it."""
+    _fused(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, centred=False)
+
+
+def _check(x, weight, dout, dx, dweight, dbias) -> tuple[Element, Element]:
+    """The elements of x and of dweight."""
+    element = element_of("x", x)
+    check_array("x", x, ndim=2, dtype=element.dtype)
+    check_array("weight", weight, shape=x.shape[1:], dtype=element.dtype)
+    check_array("dout", dout, shape=x.shape, dtype=element.dtype)
+    check_array("dx", dx, shape=x.shape, dtype=element.dtype)
+    grad = element_of("dweight", dweight)
+    if grad not in (element, FLOAT32):
+        raise TypeError(f"dweight has dtype {dweight.dtype}; float32 and x's {element.dtype.name} are allowed")
+    check_array("dweight", dweight, shape=x.shape[1:], dtype=grad.dtype)
+    check_array("dbias", dbias, shape=x.shape[1:], dtype=grad.dtype)
+    return element, grad

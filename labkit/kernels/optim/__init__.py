@@ -1,0 +1,1 @@
+"""The optimiser's step and the norm of all gradients."""
