@@ -55,5 +55,5 @@ def train(
             if progress.step % settings.train.save_every == 0:
                 save()
         save()
-    console.print(f"Step {trainer.step:,} of {settings.train.steps:,}: the checkpoint is in {out}, with loss.svg. Next: "
-                  f"labkit generate \"The\" --model {out}", markup=False, soft_wrap=True)
+    console.print(f"Step {trainer.step:,} of {settings.train.steps:,}: the checkpoint is in {out}, with loss.svg. "
+                  f"Next: labkit generate \"The\" --model {out}", markup=False, soft_wrap=True)

@@ -132,8 +132,8 @@ class Settings:
         train = Train.of(entries.get("train", {}), "train")
         data = Data.of(entries.get("data", {}), "data")
         if bool(data.text) == bool(data.tokens):
-            raise UserError(f"data.text is {short(data.text)} and data.tokens {short(data.tokens)}; exactly one of them "
-                            f"must name files")
+            raise UserError(f"data.text is {short(data.text)} and data.tokens {short(data.tokens)}; exactly one of "
+                            f"them must name files")
         if data.tokens and not data.tokenizer:
             raise UserError("data.tokenizer is missing; with data.tokens it must name the tokenizer that made them")
         if train.warm_up > train.steps:

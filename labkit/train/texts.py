@@ -101,8 +101,8 @@ def train_tokenizer(texts: list[str], vocab_size: int):
     import tokenizers
 
     if vocab_size < 257:
-        raise UserError(f"model.vocab_size is {vocab_size}; a tokenizer that is trained has at least 257 tokens, one for "
-                        f"each byte and {END}. Name a smaller one in data.tokenizer")
+        raise UserError(f"model.vocab_size is {vocab_size}; a tokenizer that is trained has at least 257 tokens, one "
+                        f"for each byte and {END}. Name a smaller one in data.tokenizer")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

@@ -5,8 +5,8 @@
         print(progress)
 
 A step is two CUDA graphs: the passes and the norm of their gradients; then, once the host has seen that both loss and
-norm are finite, AdamW. Data parallel: all_reduce(gradients), called between them, replaces the flat float32 array on the
-device by its mean over all processes; the norm is then computed after it.
+norm are finite, AdamW. Data parallel: all_reduce(gradients), called between them, replaces the flat float32 array on
+the device by its mean over all processes; the norm is then computed after it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def check_memory(settings: Settings, free: int | None = None) -> None:
     needed = bytes_needed(settings)
     free = cuda.current_context().get_memory_info()[0] if free is None else free
     if needed > free:
-        raise UserError(f"the run needs {needed / 1e9:.2f} GB of the device's memory, and {free / 1e9:.2f} GB are free. "
-                        f"A smaller train.batch with a larger train.accumulation trains the same")
+        raise UserError(f"the run needs {needed / 1e9:.2f} GB of the device's memory, and {free / 1e9:.2f} GB are "
+                        f"free. A smaller train.batch with a larger train.accumulation trains the same")
 
 
 class Trainer:
@@ -174,7 +174,7 @@ class Trainer:
                            (last - self.step) / per_second)
 
     def _share_of_peak(self, tokens_per_second: float) -> float | None:
-        """Products need 6 flops for a parameter and a token, and attention, half of it masked, 6 * S * H * D a layer."""
+        """Count 6 flops for a parameter and a token, and 6 * S * H * D a layer for attention, half of it masked."""
         sheet = gpus.target() if device.on_gpu() else None
         peak = getattr(sheet, "fp32_tflops" if self.settings.train.dtype == "float32" else "f16_tflops", None)
         if not peak:
