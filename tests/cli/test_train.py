@@ -66,7 +66,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(train, tmp_path):
     assert "Loss of training" in (tmp_path / "parts" / "loss.svg").read_text()
 
 
-def test_what_cannot_begin_is_said_in_a_sentence(train, tmp_path):
+def test_a_run_that_cannot_begin_ends_with_a_sentence(train, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     for arguments, sentence in [

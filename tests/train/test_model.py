@@ -55,7 +55,7 @@ def test_gradients_agree_with_finite_differences(kind):
 
 
 @pytest.mark.parametrize("shape", [(5, 2, 1, 32), (3, 3, 3, 6)])
-def test_rotations_are_turned_back(shape):
+def test_rotations_are_undone(shape):
     tokens, heads, kv_heads, dim = shape
     draw = np.random.default_rng(0)
     q, k, v = (draw.standard_normal((tokens, count, dim), np.float32) for count in (heads, kv_heads, kv_heads))

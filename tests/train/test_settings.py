@@ -52,7 +52,7 @@ def test_files_that_are_missing_or_no_toml_are_named(tmp_path):
 
 
 def test_the_example_is_valid():
-    assert Settings.read(REPOSITORY / "data" / "minute.toml").train.steps == 100
+    assert Settings.read(REPOSITORY / "data" / "minute.toml").train.steps == 250
 
 
 def test_the_rate_rises_and_falls():

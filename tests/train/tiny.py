@@ -64,7 +64,7 @@ def loss64(config, w: dict, ids, targets) -> float:
     else:
         cos, sin = np.split(rope_table(length, config.head_dim, config.rope_theta).astype(np.float64)[:, None], 2, -1)
 
-        def turned(x):
+        def rotated(x):
             first, second = np.split(x.reshape(batch, length, -1, config.head_dim), 2, -1)
             return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -73,7 +73,7 @@ def loss64(config, w: dict, ids, targets) -> float:
             h = f"layers.{layer}."
             normed = rms(x, config.rms_norm_eps) * w[h + "input_layernorm.weight"]
             q, k, v = (normed @ w[f"{h}self_attn.{part}_proj.weight"].T for part in "qkv")
-            x = x + attend(turned(q), turned(k), v.reshape(batch, length, -1, config.head_dim)) @ w[
+            x = x + attend(rotated(q), rotated(k), v.reshape(batch, length, -1, config.head_dim)) @ w[
                 h + "self_attn.o_proj.weight"].T
             normed = rms(x, config.rms_norm_eps) * w[h + "post_attention_layernorm.weight"]
             gate, up = (normed @ w[f"{h}mlp.{part}_proj.weight"].T for part in ("gate", "up"))

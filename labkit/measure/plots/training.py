@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from labkit.measure.plots.style import BLUE, STYLE, TEXT, VERMILLION, CourseFigure, label_line_ends, new_figure
+from labkit.measure.plots.style import BLUE, STYLE, TEXT, VERMILLION, CourseFigure, label_line_ends, leave_right, new_figure
 
 CURVE = "loss.svg"
 
@@ -19,6 +19,7 @@ def loss_curve(log: list[dict]) -> CourseFigure:
         summary += f"; held out {held_out[-1]['held_out']:.2f}"
     figure, (ax,) = new_figure([2.8], "Loss of training", f"Loss of training: {summary}")
     with rc_context(STYLE):
+        leave_right(ax, ["training", "held out"])
         ends = []
         for entries, key, words, colour in ((log, "loss", "training", BLUE),
                                             (held_out, "held_out", "held out", VERMILLION)):
