@@ -6,7 +6,16 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from labkit.measure.plots.style import BLUE, STYLE, TEXT, VERMILLION, CourseFigure, label_line_ends, leave_right, new_figure
+from labkit.measure.plots.style import (
+    BLUE,
+    STYLE,
+    TEXT,
+    VERMILLION,
+    CourseFigure,
+    label_line_ends,
+    leave_right,
+    new_figure,
+)
 
 CURVE = "loss.svg"
 
