@@ -14,7 +14,7 @@ from labkit._common.paths import PACKAGE
 pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
 
 # cuda.py, the facade, chooses between device and simt: the three are one step for what stands to their right.
-CHAIN = ("_common", "simt", "device", "kernels", "models", "engine", "serve", "measure", "course", "cli")
+CHAIN = ("_common", "simt", "device", "kernels", "models", "train", "engine", "serve", "measure", "course", "cli")
 DOORS = ("labkit", "labkit.__main__", "labkit.cuda")  # `import labkit`, `python -m labkit`, `from labkit import cuda`
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path

@@ -170,6 +170,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
             raise
 
 
+def recover_folder(path: Path) -> None:
+    """Put a folder back whose writer, by whole_folder, was killed before the new one was in its place."""
+    _delete_leftover_folders(path.parent)
+
+
 def _swap(new: Path, folder: Path, stack: contextlib.ExitStack) -> None:
     """Put `fresh` in the place of `folder`. A directory cannot be replaced in one step, so the old one moves aside."""
     if not folder.exists():

@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from labkit._common.version import __version__
-from labkit.cli import authors, doctor, exercises, fits, grade, lessons, measure, models, quantize, sentences, serve
+from labkit.cli import (
+    authors,
+    doctor,
+    exercises,
+    fits,
+    grade,
+    lessons,
+    measure,
+    models,
+    quantize,
+    sentences,
+    serve,
+    train,
+)
 from labkit.cli.shared import friendly, guarded
 
 app = typer.Typer(
@@ -36,8 +49,8 @@ COMMANDS = (
     sentences.search,
     exercises.check, exercises.watch, exercises.hint, exercises.reset, exercises.progress, exercises.solution,
     grade.grade,
-    doctor.doctor, fits.fits, measure.bench, models.generate, serve.serve, models.compare, quantize.quantize,
-    sentences.embed, sentences.sts, sentences.weights,
+    doctor.doctor, fits.fits, measure.bench, train.train, models.generate, serve.serve, models.compare,
+    quantize.quantize, sentences.embed, sentences.sts, sentences.weights,
 )
 SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's
 for command in COMMANDS:

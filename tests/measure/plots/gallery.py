@@ -52,7 +52,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import Request
 from labkit.kernels.rope import frequencies
 from labkit.measure import CPU_DEVICE, plots
-from labkit.measure.plots import engine, pages, sentences, serve
+from labkit.measure.plots import engine, pages, sentences, serve, training
 from labkit.measure.plots import matmul as matmul_plots
 from labkit.measure.series.streams import ENGINES, schedule
 from labkit.measure.simulation import Work, simulate
@@ -356,6 +356,9 @@ FIGURES = {
         "What a budget costs", "tokens of a step, at most", doubling=True),
     "waits": _waits,
     "serve": lambda: serve.load(recorded("serve")),
+    "training": lambda: training.loss_curve([
+        {"step": step, "loss": 2 + 4 / step} | ({"held_out": 2.5 + 3 / step} if step % 10 == 0 else {})
+        for step in range(1, 51)]),
     "serve_distributions": lambda: serve.distributions(recorded("serve")),
     "serve_against_rate": lambda: serve.against_rate(recorded("serve")),
     "split": lambda: the_machine.split([lane % 2 for lane in range(32)]),

@@ -1,0 +1,249 @@
+"""GPT-2 and Llama for training: a forward pass that keeps what the backward pass needs, and the backward pass.
+
+    model = Model(config, buffer, batch=8, length=128, dtype="float32")
+    model.forward(ids)                                     # logits of all tokens in model.logits
+    model.backward(ids, targets, scale, accumulate=False)  # gradients in buffer.gradients, losses in model.losses
+
+Both models are the same launches, with other norms, activations and names; GPT-2's heads are "rotated" by the angle 0.
+
+Shapes at the ends of lines: T = batch * length tokens, C the width, H heads of queries and K of keys and values, D
+elements in each, I the width of the MLP, G that of its first product (2I with gates), V the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from labkit import cuda
+from labkit.kernels.arguments import aligned
+from labkit.kernels.attention.backward import attention_backward
+from labkit.kernels.attention.training import attention_training
+from labkit.kernels.elements import element_of
+from labkit.kernels.embedding import token_embedding
+from labkit.kernels.embedding_backward import position_embedding_backward, token_embedding_backward
+from labkit.kernels.gelu import gelu_sigmoid_form
+from labkit.kernels.gelu_backward import gelu_backward
+from labkit.kernels.linear.backward import (
+    linear_backward_bias,
+    linear_backward_input,
+    linear_backward_weight,
+    linear_backward_workspace,
+)
+from labkit.kernels.linear.bf16 import linear
+from labkit.kernels.loss.cross_entropy import cross_entropy
+from labkit.kernels.norm.backward import layernorm_backward, rmsnorm_backward
+from labkit.kernels.norm.layernorm import EPSILON, layernorm
+from labkit.kernels.norm.rmsnorm import make_residual_sum, rmsnorm
+from labkit.kernels.norm.rows import flat
+from labkit.kernels.rope import rope_split_cache, rope_table
+from labkit.kernels.rope_backward import rope_split_backward
+from labkit.kernels.swiglu import swiglu
+from labkit.kernels.swiglu_backward import swiglu_backward
+from labkit.models.configs import EMBEDDING, HEAD, GPT2Config, LlamaConfig
+from labkit.train.parameters import DTYPES, Buffer
+
+ADD_BLOCK = 256
+# Our names of a layer's parameters -> the files'.
+OF_GPT2 = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj", "norm2": "ln_2", "up": "mlp.c_fc",
+           "down": "mlp.c_proj"}
+OF_LLAMA = {"norm1": "input_layernorm", "qkv": "self_attn.qkv_proj", "out": "self_attn.o_proj",
+            "norm2": "post_attention_layernorm", "up": "mlp.gate_up_proj", "down": "mlp.down_proj"}
+
+
+class Shape:
+    """The sizes of either model under one set of names."""
+
+    def __init__(self, config: GPT2Config | LlamaConfig):
+        self.gpt2 = isinstance(config, GPT2Config)
+        if self.gpt2:
+            self.layers, self.width, self.inner = config.n_layer, config.n_embd, config.inner
+            self.heads = self.kv_heads = config.n_head
+            self.dim, self.first = config.n_embd // config.n_head, config.inner
+            self.epsilon = EPSILON
+        else:
+            self.layers, self.width = config.num_hidden_layers, config.hidden_size
+            self.heads, self.kv_heads, self.dim = (config.num_attention_heads, config.num_key_value_heads,
+                                                   config.head_dim)
+            self.inner, self.first = config.intermediate_size, 2 * config.intermediate_size
+            self.epsilon = config.rms_norm_eps
+        self.vocabulary = config.vocab_size
+
+
+def buffers(shape: Shape, tokens: int) -> tuple[dict, dict]:
+    """The shapes of what a layer keeps for the backward pass, and of what is used again by every layer. Names that end
+    in _f32 are float32 in every run."""
+    T, C, H, K, D = tokens, shape.width, shape.heads, shape.kv_heads, shape.dim
+    kept = {"x": (T, C), "normed1": (T, C), "q": (T, H, D), "k": (T, K, D), "v": (T, K, D), "attended": (T, H, D),
+            "lse_f32": (H, T), "mid": (T, C), "normed2": (T, C), "first": (T, shape.first), "gated": (T, shape.inner)}
+    products = (((H + 2 * K) * D, C), (C, H * D), (shape.first, C), (C, shape.inner), (shape.vocabulary, C))
+    shared = {"x": (T, C), "final": (T, C), "logits": (T, shape.vocabulary), "losses_f32": (T,),
+              "qkv": (T, (H + 2 * K) * D), "projected": (T, C), "dx": (T, C), "dnormed": (T, C),
+              "dgated": (T, shape.inner), "dfirst": (T, shape.first), "dattended": (T, H, D), "dq": (T, H, D),
+              "dk": (T, K, D), "dv": (T, K, D), "delta_f32": (H, T),
+              "workspace_f32": (max(linear_backward_workspace(T, *product) for product in products),)}
+    return kept, shared
+
+
+def activation_bytes(config, tokens: int, dtype: str) -> int:
+    """What a model of this shape allocates for a pass over so many tokens."""
+    def nbytes(sizes: dict) -> int:
+        return sum(math.prod(size) * (4 if name.endswith("_f32") else DTYPES[dtype].itemsize)
+                   for name, size in sizes.items())
+
+    shape = Shape(config)
+    kept, shared = buffers(shape, tokens)
+    return shape.layers * nbytes(kept) + nbytes(shared)
+
+
+def add(x, y, out, stream=0) -> None:
+    """out = x + y; out may be either."""
+    make_residual_sum(element_of("x", x), aligned(x, y, out))[-(-x.size // (8 * ADD_BLOCK)), ADD_BLOCK, stream](
+        *map(flat, (x, y, out)))
+
+
+class Model:
+    def __init__(self, config: GPT2Config | LlamaConfig, buffer: Buffer, *, batch: int, length: int, dtype: str):
+        self.config, self.shape, self.length = config, Shape(config), length
+        self.weights, self.gradients = buffer.weights, buffer.gradients
+        shape, tokens = self.shape, batch * length
+        kept, shared = buffers(shape, tokens)
+
+        def allocated(sizes: dict) -> SimpleNamespace:
+            return SimpleNamespace(**{name.removesuffix("_f32"): cuda.device_array(
+                size, np.float32 if name.endswith("_f32") else DTYPES[dtype]) for name, size in sizes.items()})
+
+        self.layers = [allocated(kept) for _ in range(shape.layers)]
+        self.shared = allocated(shared)
+        self.logits, self.losses = self.shared.logits, self.shared.losses
+        self.residuals = [*(layer.x for layer in self.layers), self.shared.x]
+        self.cu_seqlens = cuda.to_device(np.arange(0, tokens + 1, length, dtype=np.int32))
+        self.rows = cuda.to_device(np.arange(tokens, dtype=np.int32))
+        positions = np.tile(np.arange(length, dtype=np.int32), batch)
+        self.positions = cuda.to_device(positions)
+        if shape.gpt2:
+            table = np.repeat(np.array([[1.0, 0.0]], np.float32), shape.dim // 2, axis=1).repeat(length, axis=0)
+        else:
+            table = rope_table(length, shape.dim, config.rope_theta, config.rope_scaling)
+        self.table = cuda.to_device(table)
+        self.names = OF_GPT2 if shape.gpt2 else OF_LLAMA
+
+    # --- Its parts ---------------------------------------------------------------------------------------------------
+
+    def name(self, layer: int, part: str) -> str:
+        return f"{'h' if self.shape.gpt2 else 'layers'}.{layer}.{self.names[part]}"
+
+    def norm(self, name: str, x, out, stream) -> None:
+        if self.shape.gpt2:
+            layernorm(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], out, stream=stream)
+        else:
+            rmsnorm(x, self.weights[f"{name}.weight"], out, self.shape.epsilon, stream=stream)
+
+    def norm_backward(self, name: str, x, dout, accumulate: bool, stream) -> None:
+        """dout becomes the gradient of x."""
+        weight, gradient = self.weights[f"{name}.weight"], self.gradients[f"{name}.weight"]
+        if self.shape.gpt2:
+            layernorm_backward(x, weight, dout, dout, gradient, self.gradients[f"{name}.bias"], accumulate,
+                               self.shape.epsilon, stream=stream)
+        else:
+            rmsnorm_backward(x, weight, dout, dout, gradient, accumulate, self.shape.epsilon, stream=stream)
+
+    def product(self, name: str, x, out, stream) -> None:
+        linear(rows_of(x), self.weights[f"{name}.weight"], out, self.weights.get(f"{name}.bias"), stream=stream)
+
+    def product_backward(self, name: str, x, dout, dx, accumulate: bool, stream) -> None:
+        workspace, bias = self.shared.workspace, self.gradients.get(f"{name}.bias")
+        linear_backward_weight(dout, rows_of(x), self.gradients[f"{name}.weight"], accumulate=accumulate,
+                               workspace=workspace, stream=stream)
+        if bias is not None:
+            linear_backward_bias(dout, bias, accumulate=accumulate, workspace=workspace, stream=stream)
+        linear_backward_input(dout, self.weights[f"{name}.weight"], rows_of(dx), stream=stream)
+
+    # --- Forward -----------------------------------------------------------------------------------------------------
+
+    def forward(self, ids, stream=0) -> None:
+        """ids (T,) int32 on the device; the logits of all tokens are in self.logits."""
+        s, x = self.shared, self.residuals[0]
+        if self.shape.gpt2:
+            token_embedding(ids, self.weights["wte.weight"], s.projected, stream=stream)  # (T, C)
+            token_embedding(self.positions, self.weights["wpe.weight"], x, stream=stream)
+            add(s.projected, x, x, stream)
+        else:
+            token_embedding(ids, self.weights[EMBEDDING], x, stream=stream)
+        for layer in range(self.shape.layers):
+            self.layer(layer, stream)
+        self.norm("ln_f" if self.shape.gpt2 else "norm", self.residuals[-1], s.final, stream)
+        linear(s.final, self.weights[HEAD], self.logits, stream=stream)  # (T, V)
+
+    def layer(self, index: int, stream) -> None:
+        a, s, tokens = self.layers[index], self.shared, len(self.positions)
+        self.norm(self.name(index, "norm1"), a.x, a.normed1, stream)
+        self.product(self.name(index, "qkv"), a.normed1, s.qkv, stream)  # (T, (H + 2K) * D)
+        cache = (tokens, self.shape.kv_heads, 1, self.shape.dim)  # pages of one token: (T, K, D)
+        rope_split_cache(s.qkv, self.table, self.positions, self.rows, a.q, a.k.reshape(cache), a.v.reshape(cache),
+                         stream=stream)
+        attention_training(a.q, a.k, a.v, self.cu_seqlens, self.length, a.attended, a.lse, stream=stream)
+        self.product(self.name(index, "out"), a.attended, s.projected, stream)  # (T, C)
+        add(s.projected, a.x, a.mid, stream)
+        self.norm(self.name(index, "norm2"), a.mid, a.normed2, stream)
+        self.product(self.name(index, "up"), a.normed2, a.first, stream)  # (T, G)
+        (gelu_sigmoid_form if self.shape.gpt2 else swiglu)(a.first, a.gated, stream=stream)  # (T, I)
+        self.product(self.name(index, "down"), a.gated, s.projected, stream)  # (T, C)
+        add(s.projected, a.mid, self.residuals[index + 1], stream)
+
+    # --- Backward ----------------------------------------------------------------------------------------------------
+
+    def loss(self, targets, scale, stream=0) -> None:
+        """The losses of all tokens are in self.losses, and the logits become their gradients, times scale[0]."""
+        cross_entropy(self.logits, targets, scale, self.losses, self.logits, stream=stream)
+
+    def backward(self, ids, targets, scale, accumulate: bool, stream=0) -> None:
+        """After forward: the gradients of scale[0] times the sum of all losses."""
+        s, tokens = self.shared, self.gradients["wte.weight" if self.shape.gpt2 else EMBEDDING]
+        tied = tokens is self.gradients[HEAD]
+        self.loss(targets, scale, stream)
+        linear_backward_weight(self.logits, s.final, self.gradients[HEAD], accumulate=accumulate,
+                               workspace=s.workspace, stream=stream)
+        linear_backward_input(self.logits, self.weights[HEAD], s.dx, stream=stream)
+        self.norm_backward("ln_f" if self.shape.gpt2 else "norm", self.residuals[-1], s.dx, accumulate, stream)
+        for layer in reversed(range(self.shape.layers)):
+            self.layer_backward(layer, accumulate, stream)
+        token_embedding_backward(ids, s.dx, tokens, accumulate or tied, stream=stream)
+        if self.shape.gpt2:
+            position_embedding_backward(s.dx, self.gradients["wpe.weight"][: self.length], accumulate, stream=stream)
+
+    def layer_backward(self, index: int, accumulate: bool, stream) -> None:
+        """s.dx: the gradient of what follows the layer; it becomes that of its input."""
+        a, s = self.layers[index], self.shared
+        self.product_backward(self.name(index, "down"), a.gated, s.dx, s.dgated, accumulate, stream)
+        (gelu_backward if self.shape.gpt2 else swiglu_backward)(a.first, s.dgated, s.dfirst, stream=stream)
+        self.product_backward(self.name(index, "up"), a.normed2, s.dfirst, s.dnormed, accumulate, stream)
+        self.norm_backward(self.name(index, "norm2"), a.mid, s.dnormed, accumulate, stream)
+        add(s.dnormed, s.dx, s.dx, stream)
+        self.product_backward(self.name(index, "out"), a.attended, s.dx, s.dattended, accumulate, stream)
+        attention_backward(a.q, a.k, a.v, a.attended, a.lse, s.dattended, self.cu_seqlens, self.length, s.dq, s.dk,
+                           s.dv, delta=s.delta, stream=stream)
+        rope_split_backward(s.dq, s.dk, s.dv, self.table, self.positions, s.qkv, stream=stream)
+        self.product_backward(self.name(index, "qkv"), a.normed1, s.qkv, s.dnormed, accumulate, stream)
+        self.norm_backward(self.name(index, "norm1"), a.x, s.dnormed, accumulate, stream)
+        add(s.dnormed, s.dx, s.dx, stream)
+
+    def first_not_finite(self) -> str | None:
+        """The first activation of the last forward pass with an element that is not finite, by its layer."""
+        for index, layer in enumerate(self.layers):
+            for name, array in vars(layer).items():
+                if not is_finite(array):
+                    return f"{name} of layer {index}"
+        return None if is_finite(self.residuals[-1]) else "the output of the last layer"
+
+
+def is_finite(array) -> bool:
+    values = array.copy_to_host()
+    return bool(((values & 0x7F80) != 0x7F80).all() if values.dtype == np.uint16 else np.isfinite(values).all())
+
+
+def rows_of(array):
+    """(T, H, D) as (T, H * D)."""
+    return array.reshape(array.shape[0], math.prod(array.shape[1:]))

@@ -1,0 +1,112 @@
+"""From files to batches: a text becomes token ids, and each step draws its windows from them by the run's seed.
+
+    texts = Texts.read(settings)
+    ids, targets = texts.batch(step=1)        # each (accumulation, batch * length) int32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from labkit._common.errors import UserError
+from labkit._common.files import read_text
+from labkit.kernels.loss.cross_entropy import IGNORED
+from labkit.models.tokenizer import WHOLE, read_whole
+from labkit.train.settings import Settings
+
+END = "<|endoftext|>"  # token 0 of a tokenizer that is trained here
+
+
+class Texts:
+    """tokens: what is trained on; held_out: the last share of each run's tokens, in windows that do not overlap."""
+
+    def __init__(self, settings: Settings, ids: np.ndarray, tokenizer):
+        train, self.tokenizer, self.train = settings.train, tokenizer, settings.train
+        vocabulary = settings.model.vocab_size
+        wrong = ids[(ids < 0) | (ids >= vocabulary)]
+        if wrong.size:
+            raise UserError(f"token {wrong[0]} is not in the vocabulary; model.vocab_size is {vocabulary:,}")
+        count = int(len(ids) * settings.data.held_out)
+        self.tokens, self.held_out = (part.astype(np.int32) for part in (ids[: len(ids) - count], ids[-count:]))
+        for name, part in (("to train on", self.tokens), ("held out", self.held_out)):
+            if len(part) <= train.length or not count:
+                raise UserError(f"data: {min(len(part), count) if name == 'held out' else len(part):,} tokens are "
+                                f"{name}; at least {train.length + 1:,} are needed, one more than train.length")
+
+    @classmethod
+    def read(cls, settings: Settings) -> Texts:
+        data = settings.data
+        if data.tokens:
+            return cls(settings, np.concatenate([token_file(settings.folder / path) for path in data.tokens]),
+                       tokenizer_of(settings.folder / data.tokenizer))
+        texts = [text_file(settings.folder / path) for path in data.text]
+        if data.tokenizer:
+            tokenizer = tokenizer_of(settings.folder / data.tokenizer)
+        else:
+            tokenizer = train_tokenizer(texts, settings.model.vocab_size)
+        return cls(settings, np.concatenate([tokenizer.encode(text).ids for text in texts]).astype(np.int64), tokenizer)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The windows of a step, counted from 1, and the tokens that follow each token. They depend on the seed and on
+        the step alone, so a resumed run draws those that the run would have drawn."""
+        train = self.train
+        draw = np.random.Generator(np.random.Philox(key=[train.seed, step]))
+        begins = draw.integers(0, len(self.tokens) - train.length, (train.accumulation, train.batch))
+        windows = self.tokens[begins[..., None] + np.arange(train.length + 1)]
+        return tuple(np.ascontiguousarray(part).reshape(train.accumulation, -1)
+                     for part in (windows[..., :-1], windows[..., 1:]))
+
+    def held_out_batches(self, most: int = 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """At most `most` batches of windows that were held out; the targets of windows that fill the last one up are
+        IGNORED."""
+        train = self.train
+        begins = np.arange(0, len(self.held_out) - train.length, train.length)[: most * train.batch]
+        for first in range(0, len(begins), train.batch):
+            chosen = begins[first : first + train.batch]
+            windows = self.held_out[np.resize(chosen, train.batch)[:, None] + np.arange(train.length + 1)]
+            targets = np.ascontiguousarray(windows[:, 1:])
+            targets[len(chosen) :] = IGNORED
+            yield np.ascontiguousarray(windows[:, :-1]).reshape(-1), targets.reshape(-1)
+
+
+def text_file(path: Path) -> str:
+    try:
+        return read_text(path)
+    except FileNotFoundError:
+        raise UserError(f"data.text: {path} does not exist") from None
+
+
+def token_file(path: Path) -> np.ndarray:
+    try:
+        ids = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.tokens: {path} is no NumPy file that can be read: {error}") from None
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UserError(f"data.tokens: {path} must hold one array of whole numbers with one dimension")
+    return ids.astype(np.int64)
+
+
+def tokenizer_of(path: Path):
+    path = path / WHOLE if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"data.tokenizer: {path} does not exist")
+    return read_whole(path)
+
+
+def train_tokenizer(texts: list[str], vocab_size: int):
+    """A byte-level BPE of this size. Every byte is a token, so that any text can be written."""
+    import tokenizers
+
+    if vocab_size < 257:
+        raise UserError(f"model.vocab_size is {vocab_size}; a tokenizer that is trained has at least 257 tokens, one "
+                        f"for each byte and {END}. Name a smaller one in data.tokenizer")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    return tokenizer

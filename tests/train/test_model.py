@@ -1,0 +1,77 @@
+"""The gradients of whole models agree with finite differences in float64."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.kernels.rope import rope_table
+from labkit.kernels.rope_backward import rope_split_backward, rope_split_backward_reference
+from labkit.train.model import Model, Shape, activation_bytes, buffers
+from labkit.train.parameters import Buffer, initial, layout
+from tests.train.tiny import MODELS, loss64, settings_of
+
+H = 1e-5  # a step of the finite difference
+
+
+def file_tensors(buffer, flat) -> dict:
+    """The flat array under labkit's names, in the shapes of the files."""
+    result = {}
+    for tensor in buffer.layout:
+        values, begin = flat[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape), 0
+        for name, shape in tensor.parts.items():
+            result[name] = values.T if tensor.transposed else values[begin : begin + shape[0]]
+            begin += shape[0]
+    return result
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_agree_with_finite_differences(kind):
+    settings = settings_of(kind)
+    config, draw = settings.model, np.random.default_rng(1)
+    flat = initial(config, 0) + draw.normal(0, 0.1, len(initial(config, 0))).astype(np.float32)
+    buffer = Buffer(config, "float32")
+    buffer.load(flat)
+    model = Model(config, buffer, batch=2, length=16, dtype="float32")
+    ids, targets = (draw.integers(0, 64, (2, 16)).astype(np.int32) for _ in range(2))
+    scale = cuda.to_device(np.array([1 / 32], np.float32))
+    for accumulate in (False, True):  # twice the same tokens: twice the gradient
+        model.forward(cuda.to_device(ids.reshape(-1)))
+        model.backward(cuda.to_device(ids.reshape(-1)), cuda.to_device(targets.reshape(-1)), scale, accumulate)
+
+    exact = flat.astype(np.float64)
+    assert abs(model.losses.copy_to_host().mean() - loss64(config, file_tensors(buffer, exact), ids, targets)) < 1e-5
+    gradient = buffer.gradient.copy_to_host() / 2
+    for tensor in layout(config):
+        part = gradient[tensor.offset : tensor.offset + tensor.size]
+        biggest = int(np.abs(part).argmax())
+        for index in {biggest, *draw.integers(0, tensor.size, 3).tolist()}:
+            losses = []
+            for move in (H, -H):
+                moved = exact.copy()
+                moved[tensor.offset + index] += move
+                losses.append(loss64(config, file_tensors(buffer, moved), ids, targets))
+            expected = (losses[0] - losses[1]) / (2 * H)
+            assert abs(part[index] - expected) < 1e-4 * abs(part[biggest]) + 1e-7, f"{tensor.name}[{index}]"
+
+
+@pytest.mark.parametrize("shape", [(5, 2, 1, 32), (3, 3, 3, 6)])
+def test_rotations_are_undone(shape):
+    tokens, heads, kv_heads, dim = shape
+    draw = np.random.default_rng(0)
+    q, k, v = (draw.standard_normal((tokens, count, dim), np.float32) for count in (heads, kv_heads, kv_heads))
+    table, positions = rope_table(9, dim, 100.0), draw.integers(0, 9, tokens).astype(np.int32)
+    out = cuda.to_device(np.full((tokens, (heads + 2 * kv_heads) * dim), np.nan, np.float32))
+    rope_split_backward(*map(cuda.to_device, (q, k, v, table, positions)), out)
+    expected = rope_split_backward_reference(q, k, v, table, positions)
+    assert np.abs(out.copy_to_host() - expected).max() < 1e-5
+    with pytest.raises(ValueError, match="table has shape"):
+        rope_split_backward(*map(cuda.to_device, (q, k, v, table[:, :-2].copy(), positions)), out)
+
+
+def test_memory_is_computed_as_it_is_allocated():
+    config = settings_of("llama").model
+    kept, shared = buffers(Shape(config), 32)
+    model = Model(config, Buffer(config, "bfloat16"), batch=2, length=16, dtype="bfloat16")
+    used = [array for group in (*model.layers, model.shared) for array in vars(group).values()]
+    assert len(used) == 2 * len(kept) + len(shared)
+    assert sum(array.nbytes for array in used) == activation_bytes(config, 32, "bfloat16")
