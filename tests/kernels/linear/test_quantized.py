@@ -157,6 +157,7 @@ def test_every_format_in_every_form(launch, kind, element):
     check(launch, numbers(3, 640, element), weights(format, 37, 640, group, zeros, scale_element))
 
 
+@pytest.mark.sampled(1, sweep=6)
 @pytest.mark.parametrize("element", [FLOAT16, BFLOAT16], ids=lambda element: element.name)
 @pytest.mark.parametrize("format", [INT4, INT8, E4M3])
 def test_every_code_is_exact_on_tensor_cores(format, element):
@@ -180,13 +181,18 @@ def test_bias_is_added_before_the_one_rounding():
         assert (np.abs(found - exact) <= BFLOAT16.rounding_error(exact) / 2 + sums).all(), launch.__name__
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(20, 2112), pytest.param(40, 8768, marks=pytest.mark.sweep)])
-def test_an_output_has_the_same_bits_for_any_number_of_rows_and_any_tile(rows, columns):
-    """Of 2,112 columns the fifth slice is short; 8,768 are more than 16 slices."""
+@pytest.mark.parametrize(("rows", "columns", "cases"), [
+    pytest.param(20, 2112, slice(1), id="two tiles"),
+    pytest.param(20, 2112, slice(None), marks=pytest.mark.sweep, id="every tile"),
+    pytest.param(40, 8768, slice(None), marks=pytest.mark.sweep, id="more slices"),
+])
+def test_an_output_has_the_same_bits_for_any_number_of_rows_and_any_tile(rows, columns, cases):
+    """Of 2,112 columns the fifth slice is short; 8,768 are more than 16 slices. Compiling a tile takes seconds."""
     quantized, x = weights(rows=rows, columns=columns, zeros=False), numbers(17, columns)
     parts = -(-columns // 2048)
     whole = run(by_tensor_cores, x, quantized, tile=SOME[4][1], parts=parts)
-    for tile, tokens, split in ((FEW[0], 1, 1), (FEW[2], 8, 1), (SOME[2][0], 9, 1), (SOME[2][2], 17, parts)):
+    others = (FEW[0], 1, 1), (FEW[2], 8, 1), (SOME[2][0], 9, 1), (SOME[2][2], 17, parts)
+    for tile, tokens, split in others[cases]:
         found = run(by_tensor_cores, x[:tokens], quantized, tile=tile, parts=split)
         assert same_bits(found, whole[:tokens]), (tile, split)
     again = run(by_tensor_cores, x, quantized, tile=SOME[4][1], parts=parts)
