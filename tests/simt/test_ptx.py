@@ -265,6 +265,26 @@ def test_values(computed, form):
         assert np.allclose(floats[7], inverse, rtol=1e-6, atol=0, equal_nan=True)
 
 
+@cuda.jit
+def fused(half, bf16, out):
+    i = uint32(cuda.grid(1))
+    out[0, i] = ptx.fma_half2(half[0, i], half[1, i], half[2, i])
+    out[1, i] = ptx.fma_bf162(bf16[0, i], bf16[1, i], bf16[2, i])
+
+
+@WAYS
+def test_two_multiply_adds_at_once(rng, way):
+    values = rng.standard_normal((3, 64)).astype(np.float32) * 8
+    half, bf16 = values.astype(np.float16), to_bf16(values)
+    out = cuda.device_array((2, 32), np.uint32)
+    run(way, fused[1, 32], *(cuda.to_device(array.view(np.uint32)) for array in (half, bf16)), out)
+    out = out.copy_to_host()
+    a, b, c = half.astype(np.float64)
+    assert np.array_equal(out[0].view(np.float16), (a * b + c).astype(np.float16))
+    a, b, c = (bf16.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    assert np.array_equal(out[1].view(np.uint16), to_bf16((a * b + c).astype(np.float32)))
+
+
 # ---------------------------------------------------------------- cp.async
 
 

@@ -27,7 +27,7 @@ from labkit.kernels.linear.quantized import GROUPS, INT4, INT8, MIDDLE, STEP, TI
 from labkit.kernels.linear.streamed import make_epilogue
 from labkit.kernels.matmul.mma import ADD_PRODUCT
 from labkit.kernels.op import missing
-from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
+from labkit.kernels.pdl import load_of, uses_pdl
 
 ZERO = float32(0.0)
 BLOCK = 128
@@ -170,8 +170,8 @@ def make_warp(format: str, group: int, scale_element: Element | None, zeros: boo
             total_g, total_h, zero_g, zero_h = ZERO, ZERO, ZERO, ZERO
             for step in u32.range(steps):
                 vec = ptx.load_nc4(words, ((tile * steps + step) * 32 + lane) * 4)
-                for third in range(TILE_STEP // 32):
-                    k = step * TILE_STEP + third * 32 + q * 8
+                for h in range(TILE_STEP // 32):
+                    k = step * TILE_STEP + h * 32 + q * 8
                     inside = k < depth
                     x_vec = ptx.load_nc4(x, row * depth + (k if inside else 0))
                     part_g, part_h = ZERO, ZERO
@@ -180,8 +180,8 @@ def make_warp(format: str, group: int, scale_element: Element | None, zeros: boo
                         zero_g, zero_h = zero_pair(zero_words, index)
                     for n in range(4):  # pairs of columns
                         low, high = unpack_pair(x_vec[n])
-                        word, shift_g = place(0, third * 32 + 2 * n)
-                        _, shift_h = place(1, third * 32 + 2 * n)
+                        word, shift_g = place(0, h * 32 + 2 * n)
+                        _, shift_h = place(1, h * 32 + 2 * n)
                         part_g += low * number(vec[word], shift_g, zero_g)
                         part_g += high * number(vec[word], shift_g + 16, zero_g)
                         part_h += low * number(vec[word], shift_h, zero_h)
@@ -209,6 +209,18 @@ def make_warp(format: str, group: int, scale_element: Element | None, zeros: boo
 
 # --- Tensor cores -----------------------------------------------------------------------------------------------------
 
+# INT4 in groups of 128 on an H200, predicted: the bytes of weights and scales at 4.2 TB/s, and what comes on top.
+#
+#     T x N x K            bytes alone     predicted    on top
+#     1 x 16,384 x 2,048        4.1 us          6 us    a launch, the first loads' latency, and the last block's sums
+#     1 x 2,048 x 8,192         2.1 us          4 us    the same
+#     1 x 128,256 x 2,048        32 us         38 us    61 blocks' ends and beginnings on an SM, eight at a time
+#     32 x 16,384 x 2,048       4.1 us          9 us    x, 128 KB for each SM from L2, at the time of its weights
+#     32 x 2,048 x 8,192        2.1 us          7 us    the same, and the sums of four blocks through L2
+#
+# Codes cost the ALUs some 45 instructions for each 512 bytes that a warp reads: 3 us of 16,384 x 2,048, meanwhile.
+
+SHARED_PERCENT = 75  # of an SM's memory that a graph asks to be shared: eight blocks of 16 KB, and L1 for x
 PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators hit 32 different banks
 
 
@@ -311,13 +323,13 @@ def make_tensor(format: str, group: int, scale_element: Element | None, zeros: b
     TILES, ROW_TILES, SLICES_HERE, STAGES, BATCH = (tile.token_tiles, tile.row_tiles, tile.slices, tile.stages,
                                                     max(1, tile.batch // 2) if group == 32 or zeros else tile.batch)
     TOKENS, ROWS, THREADS, WARP_WORDS = tile.tokens, tile.rows, tile.threads, tile.warp_words
-    HALVES, IN_FLIGHT = TILE_STEP // 32, STAGES - 1
+    SPANS, IN_FLIGHT = TILE_STEP // 32, STAGES - 1  # spans of 32 columns: one load of x by four lanes
     SLICE_STEPS = SLICE // TILE_STEP
     ROUND = SLICES_HERE * SLICE_STEPS
-    SCALES = (HALVES if group == 32 else 1) if group else 0  # words of scales of a step
+    SCALES = (SPANS if group == 32 else 1) if group else 0  # words of scales of a step
     SAME = min(BATCH, 2) if group == 128 else 1  # steps in a row that have the same scale
-    ACCUMULATORS, FRAGMENTS = 4 * TILES * ROW_TILES, 8 * HALVES
-    X_REGS, SCALE_REGS = 4 * TILES * HALVES * BATCH, max(1, SCALES * ROW_TILES * BATCH // SAME)
+    ACCUMULATORS, FRAGMENTS = 4 * TILES * ROW_TILES, 8 * SPANS
+    X_REGS, SCALE_REGS = 4 * TILES * SPANS * BATCH, max(1, SCALES * ROW_TILES * BATCH // SAME)
     OUTPUTS = ROWS * TOKENS
     TOTALS = -(-OUTPUTS // THREADS)
     fragments, add_product, epilogue = (make_fragments(format, group, element, zeros), ADD_PRODUCT[element],
@@ -388,11 +400,11 @@ def make_tensor(format: str, group: int, scale_element: Element | None, zeros: b
                     k0 = (first + s0 + b) * TILE_STEP
                     for i in u32.range(TILES):
                         x_row = min(token0 + 8 * i + g, tokens - 1) * depth
-                        for h in u32.range(HALVES):
+                        for h in u32.range(SPANS):
                             k = k0 + 32 * h + 8 * q
                             x_vec = load_x(x, x_row + (k if WHOLE or k < depth else 0))
                             for n in u32.range(4):
-                                x_frag[((b * TILES + i) * HALVES + h) * 4 + n] = x_vec[n]
+                                x_frag[((b * TILES + i) * SPANS + h) * 4 + n] = x_vec[n]
                     for j in u32.range(ROW_TILES if b % SAME == 0 else 0):
                         for h in u32.range(SCALES):
                             group_idx = (k0 + 32 * h if WHOLE else min(k0 + 32 * h, depth - 1)) // GROUP
@@ -403,11 +415,11 @@ def make_tensor(format: str, group: int, scale_element: Element | None, zeros: b
                 for b in u32.range(BATCH):
                     s = s0 + b
                     if not WHOLE:
-                        for i in u32.range(TILES * HALVES):
-                            inside = (first + s) * TILE_STEP + 32 * (i % HALVES) + 8 * q < depth
+                        for i in u32.range(TILES * SPANS):
+                            inside = (first + s) * TILE_STEP + 32 * (i % SPANS) + 8 * q < depth
                             for n in u32.range(4):
-                                x_frag[(b * TILES * HALVES + i) * 4 + n] = (
-                                    x_frag[(b * TILES * HALVES + i) * 4 + n] if inside else 0)
+                                x_frag[(b * TILES * SPANS + i) * 4 + n] = (
+                                    x_frag[(b * TILES * SPANS + i) * 4 + n] if inside else 0)
                     ptx.cp_async_wait(IN_FLIGHT)
                     slot = ring + s % STAGES * 128
                     for j in u32.range(ROW_TILES):
@@ -415,16 +427,16 @@ def make_tensor(format: str, group: int, scale_element: Element | None, zeros: b
                                   zero_frag, (b // SAME * ROW_TILES + j) * SCALES)
                         for i in u32.range(TILES):
                             total = (j * TILES + i) * 4
-                            for h in u32.range(HALVES):
+                            for h in u32.range(SPANS):
                                 for p in u32.range(2):
-                                    w, v = (2 * h + p) * 4, ((b * TILES + i) * HALVES + h) * 4 + 2 * p
+                                    w, v = (2 * h + p) * 4, ((b * TILES + i) * SPANS + h) * 4 + 2 * p
                                     if GROUP:
                                         add_product(part, 0, w_frag[w], w_frag[w + 1], w_frag[w + 2], w_frag[w + 3],
                                                     x_frag[v], x_frag[v + 1])
                                     else:
                                         add_product(acc, total, w_frag[w], w_frag[w + 1], w_frag[w + 2], w_frag[w + 3],
                                                     x_frag[v], x_frag[v + 1])
-                                if GROUP == 32 or (GROUP and h == HALVES - 1):
+                                if GROUP == 32 or (GROUP and h == SPANS - 1):
                                     scale_sums(acc, total, part, scale_words,
                                                (b // SAME * ROW_TILES + j) * SCALES + (h if GROUP == 32 else 0))
                     if s + STAGES < SLICE_STEPS:
@@ -482,7 +494,7 @@ def make_tensor(format: str, group: int, scale_element: Element | None, zeros: b
                 out[token, col] = epilogue(total, bias_of, col)
 
     quantized_tensor_kernel.threads, quantized_tensor_kernel.shared_bytes = THREADS, tile.shared_bytes
-    quantized_tensor_kernel.uses_pdl, quantized_tensor_kernel.carveout = early, CARVEOUT
+    quantized_tensor_kernel.uses_pdl, quantized_tensor_kernel.carveout = early, SHARED_PERCENT
     return quantized_tensor_kernel
 
 
