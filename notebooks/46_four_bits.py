@@ -191,8 +191,8 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 #
 # Rounding to nearest makes the error of each weight smallest. What should be small is the error of the layer's outputs,
 # for the inputs that it really gets. Where two inputs usually rise and fall together, an error in one weight can be
-# corrected by the opposite error in the other. *GPTQ* ([E. Frantar et al., 2022](https://arxiv.org/abs/2210.17323)) runs
-# the model on some texts, the calibration, and collects for each layer the Hessian $H = X^T X$ of its inputs. Then
+# corrected by the opposite error in the other. *GPTQ* ([E. Frantar et al., 2022](https://arxiv.org/abs/2210.17323))
+# runs the model on some texts, the calibration, and collects for each layer the Hessian $H = X^T X$ of its inputs. Then
 # it rounds one column of weights after the other. After each it moves all columns that are not rounded yet, along the
 # row of $H^{-1}$ that says how best to do this. How much smaller does the error of the outputs get, and what happens
 # to the error of the weights?
