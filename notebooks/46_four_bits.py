@@ -5,20 +5,19 @@
 #
 # You will learn
 #
-# - why a model that writes gets faster with smaller weights, and what four bits can hold
-# - how codes, scales and zeros are packed, in published files and for a kernel that unpacks them in registers
-# - what rounding costs in quality, and how GPTQ makes later weights correct the errors of earlier ones
+# - why smaller weights make decoding faster, and what four bits can hold
+# - how codes, scales and zeros are packed, in files and for a kernel that unpacks them in registers
+# - what rounding costs in quality, and how GPTQ lets later weights correct the errors of earlier ones
 #
 # ## The problem
 #
-# A decode step reads every weight of a model to write one token per sequence (lesson 34), so with few sequences its
-# time is the bytes of the weights over the bandwidth. No better kernel helps against that bound; fewer bytes do.
-# *Quantised weights* are small integers, codes, with a scale that is shared by many of them. Activations stay in
-# bfloat16.
+# A decode step reads every weight of the model to produce one token per sequence (lesson 37). With few sequences it
+# takes as long as reading the weights, and no better kernel changes that; fewer bytes do. *Quantised weights* are small
+# integers, called codes, and many of them share one scale. Activations stay in bfloat16.
 #
-# The linear layers of Llama 3.2 1B, without the embedding, have 973 million weights. How many bytes are these in
-# bfloat16, in 8 bits with a scale for each row, and in 4 bits with a scale of 16 bits for each 128, and how long does
-# an H200 need to read them once?
+# The linear layers of Llama 3.2 1B, without the embedding, have 973 million weights. How long does an H200 take to read
+# them once in bfloat16, in 8 bits with a float32 scale per row, and in 4 bits with a 16-bit scale for every 128
+# weights?
 
 # %%
 from labkit import measure, table
@@ -34,19 +33,20 @@ table([(name, 8 * nbytes / weights, nbytes / 1e6, 1e6 * nbytes / bandwidth) for 
       {"": "", "bits a weight": ".3f", "MB": ",.0f", "us to read": ",.0f"})
 
 # %% [markdown]
-# In 4 bits the weights take {{ 16 / 4.125:.2f }} times less to read than in bfloat16: the scales cost an eighth of a
-# bit for each weight.
+# Four bits are read {{ 16 / 4.125:.2f }} times as fast as bfloat16, and not four times, because the scales add an
+# eighth of a bit to each weight.
 #
 # ## What four bits hold
 #
-# A code is one of sixteen integers. Symmetric codes stand for -8 to 7 times the scale, stored with 8 added, so
-# that they are 0 to 15. With the scale `largest / 7.5` the weight farthest from 0 just fits. An asymmetric code
-# also has a zero, the code that means 0, for each scale, so that the 16 values reach from the smallest weight to the
-# largest.
+# A code is one of sixteen integers. Symmetric codes represent -8 to 7 times the scale. They are stored with 8 added, as
+# 0 to 15. If the scale is the largest absolute value divided by 7.5, every weight is in range. Asymmetric codes also
+# store a zero for each scale, the code that represents 0, so that the sixteen values can span the smallest to the
+# largest weight.
 #
-# One large weight makes the scale large, and so the steps of all weights that share it. A weight's neighbours in its
-# row are its group. A `Scheme` names a format, its group and whether it has zeros. Take a layer of tiny-llama. How does
-# the error grow from groups of 32 to a whole row of 256?
+# The step between two neighbouring values is the scale, so one large weight coarsens the steps of all weights that
+# share its scale. These are its *group*: neighbours in the same row. A `Scheme` names a format, the size of its groups,
+# and whether they have zeros. Take one layer of tiny-llama. Is the error with groups of 32 a little smaller than with
+# one scale for a whole row of 256, half of it, or an eighth? And how does it compare with 8 bits?
 
 # %%
 import numpy as np
@@ -77,17 +77,25 @@ for name, scheme in (("4 bits with zeros, groups of 64", Scheme(INT4, 64, zeros=
 table(found, {"": "", "bits a weight": ".3f", "error": ".2%"})
 
 # %% [markdown]
-# Smaller groups cost more scales and save error. INT8 has 16 times as many codes as INT4, and about a sixteenth of the
-# error. FP8 spends its bits on a range that such weights do not need: its three bits of fraction make the error larger
-# than INT8's.
+# Only a little smaller: no weight of this layer is far larger than the others. Zeros save more, for less: groups of 64
+# with zeros have a smaller error than groups of 32 without. INT8 has 16 times as many codes as INT4, and its error is
+# about a sixteenth. FP8 in the E4M3 form has 8 bits too, but spends four of them on an exponent. That range is wasted
+# on these weights, and with three bits of fraction the error is several times INT8's.
 #
-# ## Packed by others
+# ## Packed in files
 #
-# Files hold eight codes in a word of 32 bits, in one of several orders. AWQ (activation-aware weight quantisation)
-# stores eight neighbouring columns in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up, which suited its own
-# kernel. GPTQ packs along the inputs, and stores zeros less 1. compressed-tensors, the layout of vLLM's tools, packs in
-# order. `labkit.models.packed` reads all three, and `labkit quantize` writes the last one. Which column is in the
-# highest four bits of AWQ's word 0x75316420, whose codes are the numbers of their columns?
+# Files hold eight codes in a 32-bit word, in one of several orders. Three are common:
+#
+# - AWQ (activation-aware weight quantisation) packs eight neighbouring columns, from the lowest bits up in the order 0,
+#   2, 4, 6, 1, 3, 5, 7.
+# - GPTQ packs along the inputs instead, and most of its files store each zero less 1.
+# - compressed-tensors, the layout of vLLM's tools, packs in plain order.
+#
+# `labkit.models.packed` reads all three, and `labkit quantize` writes the last. No published checkpoint was loaded for
+# this lesson: the reader is tested with files that the tests pack themselves, bit by bit, as each format is documented.
+#
+# Suppose that a reader takes a word of AWQ's for one in plain order. How many of its eight codes end up in the right
+# column? Below, each code is the number of its column.
 
 # %%
 from labkit.models.packed import AWQ_ORDER, IN_ORDER, nibbles
@@ -97,12 +105,15 @@ table([("from the lowest bits up", *nibbles(word, IN_ORDER)[0]), ("as columns", 
       ["", *(f"code {i}" for i in range(8))])
 
 # %% [markdown]
+# Two, the first and the last. Nothing fails: the model loads, and writes nonsense. The reason for AWQ's order follows
+# below.
+#
 # ## Unpacked in registers
 #
-# If a kernel wrote the weights in bfloat16 to memory before it multiplied them, nothing would be won: the codes would
-# be read, and then 16 bits for each weight would be written and read. So they have to become numbers in registers,
-# between the load and the product. The simplest kernel has a thread for each output. For each code it finds the word,
-# shifts, subtracts the zero and multiplies; the sum of a group is scaled once.
+# A kernel could write the weights to memory in bfloat16 before it multiplies them, but then it would move more bytes
+# than before: the codes, and 16 bits per weight twice. So codes have to become numbers in registers, between the load
+# and the product. In the simplest kernel each thread computes one output. For each code it finds the word, shifts,
+# masks, subtracts the zero and multiplies. Each group's sum is scaled once.
 
 # %%
 from labkit import show_source
@@ -111,17 +122,18 @@ from labkit.kernels.linear.quantized_linear import make_thread, make_warp
 show_source(make_thread(INT4, 128, None, False))
 
 # %% [markdown]
-# Its threads read words that are far apart, and each word is read by eight of them. On a GPU the packed layout is made
-# for the next kernels instead: a tile of 16 rows by 64 columns is 512 bytes, one load of 16 bytes by each lane of a
-# warp, and each lane gets what it multiplies itself, in the order of mma.sync's fragments (lesson 07).
+# The 32 threads of a warp load words that are far apart, each of them once for every code in it. The layout on the GPU
+# was made for the next two kernels. A tile of 16 rows by 64 columns is 512 bytes: one load of 16 bytes by each lane of
+# a warp, coalesced. Each lane receives the codes that it multiplies itself, in the order of mma.sync's fragments
+# (lesson 08). In the second kernel a warp computes the 16 outputs of such a tile.
 
 # %%
 show_source(make_warp(INT4, 128, None, False))
 
 # %% [markdown]
-# The last rung gives the products to tensor cores, and those want pairs of bfloat16, not codes. Converting an integer
-# to a float costs an instruction for each code, and a shift and a mask before it. There is a cheaper way: the
-# bfloat16 0x4300 is 128, and the last bit of its fraction is worth 1. What number are the bits `0x4300 | code`?
+# The third kernel leaves the products to tensor cores, whose inputs are pairs of bfloat16. Shifting, masking and
+# converting every code would take three instructions each. There is a cheaper way, which needs no conversion. In
+# bfloat16, 0x4300 is 128, and the last bit of its fraction is worth 1. What number is `0x4300 | code`?
 
 # %%
 from labkit.kernels.dtypes import float32_of
@@ -133,12 +145,14 @@ table([(int(code), f"0x{bits:04X}", value, value - 136)
       {"code": "", "0x4300 | code": "", "as bfloat16": ".0f", "less 136": ".0f"})
 
 # %% [markdown]
-# 128 plus the code. One instruction, `lop3`, masks two codes of a word and puts both behind 0x43, and one fused
-# multiply-add subtracts 136 from both: two instructions for two weights, and every value exact. The scale is not
-# multiplied in at all: the tensor cores add up codes times activations, and the sum of a group is scaled once, in
+# It is 128 plus the code. A single instruction, `lop3`, masks a word with 0x000F000F and puts 0x4300 behind both codes
+# that are left, and one fused multiply-add subtracts 136 from the pair. So two weights take two instructions and a
+# shift, and every value is exact. That is also the reason for AWQ's order: the mask selects columns 0 and 1.
+#
+# The scale is not part of this. Tensor cores add up codes times activations, and the sums of each group are scaled in
 # float32.
 #
-# The three rungs agree with NumPy, also for shapes that are no multiple of a tile, and with zeros:
+# The three rungs agree with NumPy, also with zeros, and for shapes that are not multiples of a tile:
 
 # %%
 from labkit import agree
@@ -153,49 +167,63 @@ agree(LINEAR_FP8_WEIGHTS)
 # %% [markdown]
 # ## The ladder
 #
-# A GPU is bound by the bytes of the weights only if enough of them are in flight and unpacking keeps up. Up to some 16
-# rows of x this can work. With many more the products are what takes the time, and 4 bits save nothing: above 256 rows
-# the weights are written out in bfloat16 once, and multiplied as in lesson 36.
+# Llama 3.2 1B's output layer has 128,256 rows of 2,048 weights: 525 MB in bfloat16, and 136 MB in 4 bits. These are far
+# more than the 60 MB of an H200's L2 cache{{ hardware }}, so every launch reads them from memory. The ladder was
+# recorded for one row of x. Beside it are cuBLAS with the weights in bfloat16, and tinygemm, PyTorch's own kernel for
+# INT4. Can a kernel that decodes one code at a time be slower than reading four times the bytes?
 
 # %%
-from labkit import ladder
-
-found = ladder(LINEAR_INT4)
-found
+measure.recorded_ladder("linear_int4", {"M": 1, "N": 128256, "K": 2048}, gpu="NVIDIA H200")
 
 # %% [markdown]
-# ## What it costs
+# It can: the first rung takes {{ head['thread'] / head['PyTorch (cuBLAS']:.1f}} times as long as cuBLAS. Coalesced
+# loads are worth a factor of {{ head['thread'] / head['warp']:.1f }}, and unpacking for tensor cores another
+# {{ head['warp'] / head['tensor_cores']:.1f }}. In a CUDA graph the last rung takes {{ head['tensor_cores']:.0f }} us,
+# tinygemm {{ head['PyTorch (tinygemm']:.0f }} us and cuBLAS {{ head['PyTorch (cuBLAS']:.0f }} us. Out of a possible
+# factor of {{ 16 / 4.125:.2f }} over bfloat16, {{ head['PyTorch (cuBLAS'] / head['tensor_cores']:.1f }} is reached.
+# cuBLAS reads its bytes at nearly the rate of a copy{{ if cublas_near_copy }}; ours needs
+# {{ head['tensor_cores'] / bound:.2f }} times the {{ bound:.0f }} us that a copy would take for the codes and scales.
 #
-# Rounding is paid for in quality, and the error of a weight says little about it. tiny-llama was quantised in six ways,
-# its embedding left in bfloat16. The loss is the mean of $-\log p$ over the tokens of 60 texts that it was trained on,
-# which it knows by heart, and of 60 that it was not. Which column will show the damage, and does asymmetric rounding
-# pay for its zeros?
+# With more rows of x the same weights serve more products. Does the advantage shrink with 32 rows, and with 256? These
+# times are of single launches, with L2 emptied before each. They include a few microseconds that any launch takes.
 
 # %%
-from labkit._common.files import read_json
-from labkit._common.paths import find_root
-
-quality = read_json(find_root() / "data" / "quantized.json")
-table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["held_out"],
-        f"{row['same_answers']} of {quality['prompts']}") for row in quality["rows"]],
-      {"linear layers": "", "bits a weight": ".2f", "MB": ".2f", "loss, trained on": ".4f", "held out": ".3f",
-       "same answers": ""})
+shapes = [(1, 16384, 2048), (32, 16384, 2048), (256, 16384, 2048), (1, 2048, 8192), (32, 2048, 8192)]
+found = []
+for M, N, K in shapes:
+    us = {}
+    for name in ("linear_int4", "linear_int8", "linear_fp8_weights"):
+        for row in measure.recorded_ladder(name, {"M": M, "N": N, "K": K}, gpu="NVIDIA H200").rows:
+            us[row.name] = 1e3 * row.timing.p50
+    found.append((f"{M} x {N:,} x {K:,}", us["PyTorch (cuBLAS, weights in bfloat16)"], us["linear_int8_picked"],
+                  us["linear_fp8_weights_picked"], us["linear_int4_picked"], us["PyTorch (tinygemm, INT4)"]))
+table(found, {"rows of x, N, K": "", "cuBLAS, bfloat16": ".1f", "INT8": ".1f", "FP8": ".1f", "INT4": ".1f",
+              "tinygemm, INT4": ".1f"})
 
 # %% [markdown]
-# On the texts that it knows, 8 bits hardly change the loss{{ if eight_bits_keep }}, and 4 bits rounded to nearest add
-# {{ nearest:.0% }} to it, of which GPTQ leaves {{ calibrated:.0% }}. Texts that the model has never seen have a loss so
-# high that rounding is lost in it. Zeros help where weights are rounded to nearest{{ if zeros_help }}, and after GPTQ
-# little is left for them to gain{{ if zeros_gain_little }}.
+# With 32 rows INT4 is still ahead{{ if ahead_at_32 }}, and 8 bits are not{{ if eight_behind_at_32 }}. With 256 rows
+# bfloat16 wins by a factor of {{ us['INT4', 256] / us['cuBLAS', 256]:.1f }}. A block multiplies at most 32 rows of x,
+# so eight blocks decode the same weights, once each. cuBLAS has nothing to decode. Above 256 rows `quantized_linear`
+# therefore writes the weights in bfloat16 once, and multiplies these as in lesson 36. For speed alone it could do so
+# earlier. But the weights are then rounded to bfloat16, which changes the bits of an output, and up to 256 rows a
+# sequence should get the same bits in every batch.
+#
+# A warning about 16,384 x 2,048: repeated in a CUDA graph, one row in 4 bits takes only {{ warm['picked']:.1f }} us,
+# against {{ warm['PyTorch (tinygemm']:.1f }} for tinygemm and {{ warm['PyTorch (cuBLAS']:.1f }} in bfloat16. But 17 MB
+# of codes and scales stay in L2 from one launch to the next{{ if codes_fit }}, and 67 MB of bfloat16 do not
+# fit{{ if bfloat16_does_not }}. In a model the other layers evict them, so neither their ratio nor 7.3
+# us{{ if near(warm['picked'], 7.3) }} says how fast that layer is.
 #
 # ## GPTQ
 #
-# Rounding to nearest makes the error of each weight smallest. What should be small is the error of the layer's outputs,
-# for the inputs that it really gets. Where two inputs usually rise and fall together, an error in one weight can be
-# corrected by the opposite error in the other. *GPTQ* ([E. Frantar et al., 2022](https://arxiv.org/abs/2210.17323))
-# runs the model on some texts, the calibration, and collects for each layer the Hessian $H = X^T X$ of its inputs. Then
-# it rounds one column of weights after the other. After each it moves all columns that are not rounded yet, along the
-# row of $H^{-1}$ that says how best to do this. How much smaller does the error of the outputs get, and what happens
-# to the error of the weights?
+# Rounding to nearest minimises the error of each weight. But what matters is the error of the layer's outputs, for the
+# inputs that it actually gets. If two inputs usually rise and fall together, an error in the weight of one can be
+# corrected by the opposite error in the weight of the other. *GPTQ* ([E. Frantar et al.,
+# 2022](https://arxiv.org/abs/2210.17323)) runs the model on some sample texts, for calibration, and computes $H = X^T
+# X$ from the inputs $X$ of each layer, its Hessian up to a factor. Then it rounds the weights column by column. After
+# each column it adjusts all columns that are not rounded yet; the inverse of $H$ says by how much. Below, 256 inputs
+# are mixed from only 40 random ones, plus noise. What does GPTQ do to the error of the outputs, and to that of the
+# weights?
 
 # %%
 from labkit.models.quantize import gptq, hessian_of
@@ -212,30 +240,63 @@ for name, quantized in (("rounded to nearest", round_to_nearest(weights, Scheme(
 table(found, {"4 bits, groups of 64": "", "error of the weights": ".2%", "of the outputs": ".2%"})
 
 # %% [markdown]
-# The weights get worse and the outputs better. The kernel does not know the difference: the codes are others, and the
-# format is the same.
+# The outputs get better and the weights worse: each is moved away from its nearest code whenever that helps the sum.
+# The codes change and the format does not, so the kernels are the same.
+#
+# ## What rounding costs
+#
+# What counts in the end is the quality of the model. tiny-llama was quantised in six ways; its embedding stays in
+# bfloat16. INT4 has groups of 64. The loss is the mean of $-\log p$ over the tokens of 60 texts from its training,
+# which it knows by heart, and of 60 that it never saw. GPTQ was calibrated on 40 other texts from its training. The
+# last column counts the questions that it answers with the same tokens as in bfloat16. Which column will show the
+# damage? And are zeros worth their bits?
+
+# %%
+from labkit._common.files import read_json
+from labkit._common.paths import find_root
+
+quality = read_json(find_root() / "data" / "quantized.json")
+table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["held_out"],
+        f"{row['same_answers']} of {quality['prompts']}") for row in quality["rows"]],
+      {"linear layers": "", "bits a weight": ".2f", "MB": ".2f", "loss, trained on": ".4f", "held out": ".3f",
+       "same answers": ""})
+
+# %% [markdown]
+# On the texts that it knows, 8 bits hardly change the loss{{ if eight_bits_keep }}. Four bits rounded to nearest add
+# {{ nearest:.0%}} to it, and with GPTQ only {{ calibrated:.0% }}. On unseen texts the model is hardly better than a
+# guess in any format, so that column shows nothing. The answers hardly show anything either: one of {{ prompts }}
+# changes{{ if one_answer_changes }}, in one token{{ if one_token_changes }}. Zeros help as much as GPTQ
+# does{{ if zeros_help }}, and both together hardly more than either{{ if zeros_gain_little }}.
+#
+# ## What was implemented
+#
+# - INT4, INT8 and FP8 weights: rounded to nearest or by GPTQ, packed, and read from three file layouts
+# - a ladder of three kernels that unpack codes in registers, down to two instructions and a shift for two weights
 #
 # ## What I learned
 #
-# - Decode is paid by the byte. 4 bits with a scale for each 128 are 4.125 bits a weight.
-# - Codes must become numbers in registers, and cheaply: an integer placed in a float's fraction needs no conversion.
-# - One scale for fewer weights is more exact and costs more bits.
-# - Quality is measured on a model's outputs, and on texts that it can do.
+# - With few rows, a linear layer costs the bytes of its weights. 4 bits with a scale for every 128 are 4.125 bits a
+#   weight.
+# - Codes have to become numbers in registers, and cheaply. An integer in the fraction of a float needs no conversion.
+# - Smaller groups and zeros reduce the error, and cost bits.
+# - What fits into L2 looks faster in a benchmark than it is in a model.
+# - Quality is measured on a model's outputs, with texts that the model can predict.
 #
 # ## Resources
 #
-# - [E. Frantar et al.: GPTQ (2022)](https://arxiv.org/abs/2210.17323), and
-#   [MARLIN (2024)](https://arxiv.org/abs/2408.11743), a kernel for such weights
+# - [E. Frantar et al.: GPTQ (2022)](https://arxiv.org/abs/2210.17323), and [MARLIN
+#   (2024)](https://arxiv.org/abs/2408.11743), a kernel for such weights
 # - [J. Lin et al.: AWQ (2023)](https://arxiv.org/abs/2306.00978)
 # - [Y. J. Kim et al.: Who Says Elephants Can't Run (2022)](https://arxiv.org/abs/2211.10017), integers in the fraction
 #   of a float
 #
 # ## Try it
 #
-# - `labkit quantize tiny-llama --bits 4 --out tiny-llama-int4`, and `labkit generate "What is a hacker?" --model
-#   tiny-llama-int4`. Then with `--group 32`, and with `--bits 8`.
-# - Make one weight of the layer ten times as large. Which of the formats above suffers, and how far does it reach?
-# - Give `gptq` inputs that do not depend on each other. What is left of its advantage?
+# - `labkit quantize tiny-llama --bits 4 --out tiny-llama-int4`, and
+#   `labkit generate "What is a hacker?" --model tiny-llama-int4`. Then quantise with `--group 32`, and with `--bits 8`.
+# - Make one weight of the layer ten times as large. Which of the formats suffer, and how many weights get worse?
+# - Give `gptq` independent inputs. What is left of its advantage?
+# - With a GPU: `labkit bench linear_int4`.
 #
 # In the exercises for this lesson you predict what four bits keep, unpack AWQ's words, find the scales of groups, and
 # multiply by codes that are unpacked in registers.
@@ -245,5 +306,22 @@ table(found, {"4 bits, groups of 64": "", "error of the weights": ".2%", "of the
 # nearest = loss['int4, rounded to nearest']
 # calibrated = loss['int4, GPTQ']
 # eight_bits_keep = max(loss['int8'], loss['fp8 (E4M3)']) < 0.01
-# zeros_help = loss['int4 with zeros, rounded to nearest'] < nearest
-# zeros_gain_little = abs(loss['int4 with zeros, GPTQ'] - calibrated) < 0.01
+# zeros_help = abs(loss['int4 with zeros, rounded to nearest'] - calibrated) < 0.01
+# zeros_gain_little = 0 < calibrated - loss['int4 with zeros, GPTQ'] < 0.01
+# prompts = quantized['bfloat16'].same_answers
+# one_answer_changes = min([quantized[name].same_answers for name in quantized]) == prompts - 1
+# one_token_changes = min([quantized[name].same_tokens for name in quantized]) == quantized['bfloat16'].same_tokens - 1
+# names = ('thread', 'warp', 'tensor_cores', 'picked', 'PyTorch (cuBLAS', 'PyTorch (tinygemm')
+# head = {name: row('linear_int4', name, M=1, N=128256, K=2048).graph_us for name in names}
+# bound = 1000 * row('linear_int4', 'tensor_cores', M=1, N=128256, K=2048).bound_ms
+# cublas_near_copy = 2 * 128256 * 2048 / head['PyTorch (cuBLAS'] / 1000 > 0.95 * limits.bandwidth_gbs
+# warm = {name: row('linear_int4', name, M=1, N=16384, K=2048).graph_us for name in ('picked', 'PyTorch (cuBLAS',
+#         'PyTorch (tinygemm')}
+# us = {(kind, M): row('linear_int4', name, M=M, N=16384, K=2048).us for kind, name in (('INT4', 'picked'), ('cuBLAS',
+#       'PyTorch (cuBLAS')) for M in (32, 256)}
+# narrow = {name: row('linear_int4', name, M=32, N=2048, K=8192).us for name in ('picked', 'PyTorch (cuBLAS')}
+# ahead_at_32 = us['INT4', 32] < us['cuBLAS', 32] and narrow['picked'] < narrow['PyTorch (cuBLAS']
+# eight_behind_at_32 = min([row(op, 'picked', M=32, N=N, K=K).us / row(op, 'PyTorch (cuBLAS', M=32, N=N, K=K).us for
+#                           op in ('linear_int8', 'linear_fp8_weights') for N, K in ((16384, 2048), (2048, 8192))]) > 1
+# codes_fit = row('linear_int4', 'picked', M=1, N=16384, K=2048).bytes < machine.l2_mb * 2**20
+# bfloat16_does_not = 2 * 16384 * 2048 > machine.l2_mb * 2**20
