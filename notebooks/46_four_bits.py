@@ -33,15 +33,15 @@ table([(name, 8 * nbytes / weights, nbytes / 1e6, 1e6 * nbytes / bandwidth) for 
       {"": "", "bits a weight": ".3f", "MB": ",.0f", "us to read": ",.0f"})
 
 # %% [markdown]
-# Four bits are read {{ 16 / 4.125:.2f }} times as fast as bfloat16, and not four times, because the scales add an
-# eighth of a bit to each weight.
+# Weights in 4 bits are read {{ 16 / 4.125:.2f }} times as fast as bfloat16, and not four times, because the scales add
+# an eighth of a bit to each weight.
 #
 # ## What four bits hold
 #
-# A code is one of sixteen integers. Symmetric codes represent -8 to 7 times the scale. They are stored with 8 added, as
-# 0 to 15. If the scale is the largest absolute value divided by 7.5, every weight is in range. Asymmetric codes also
-# store a zero for each scale, the code that represents 0, so that the sixteen values can span the smallest to the
-# largest weight.
+# A code is one of sixteen integers. Symmetric codes represent $-8$ to $7$ times the scale. They are stored with 8
+# added, as 0 to 15. If the scale is the largest absolute value divided by $7.5$, every weight is in range. Asymmetric
+# codes also store a zero for each scale, the code that represents 0, so that the sixteen values can span the smallest
+# to the largest weight.
 #
 # The step between two neighbouring values is the scale, so one large weight coarsens the steps of all weights that
 # share its scale. These are its *group*: neighbours in the same row. A `Scheme` names a format, the size of its groups,
@@ -77,10 +77,11 @@ for name, scheme in (("4 bits with zeros, groups of 64", Scheme(INT4, 64, zeros=
 table(found, {"": "", "bits a weight": ".3f", "error": ".2%"})
 
 # %% [markdown]
-# Only a little smaller: no weight of this layer is far larger than the others. Zeros save more, for less: groups of 64
-# with zeros have a smaller error than groups of 32 without. INT8 has 16 times as many codes as INT4, and its error is
-# about a sixteenth. FP8 in the E4M3 form has 8 bits too, but spends four of them on an exponent. That range is wasted
-# on these weights, and with three bits of fraction the error is several times INT8's.
+# Only a little smaller: few rows of this layer have a weight far larger than the others. Zeros help more, for fewer
+# bits: groups of 64 with zeros have a smaller error than groups of 32 without. INT8 has {{ 2**8 / 2**4:.0f }} times as
+# many codes as INT4, and its error is about a sixteenth. FP8 in the E4M3 form has 8 bits too, but spends four of them
+# on an exponent. That range is wasted on these weights, and with three bits of fraction the error is several times
+# INT8's.
 #
 # ## Packed in files
 #
@@ -105,8 +106,8 @@ table([("from the lowest bits up", *nibbles(word, IN_ORDER)[0]), ("as columns", 
       ["", *(f"code {i}" for i in range(8))])
 
 # %% [markdown]
-# Two, the first and the last. Nothing fails: the model loads, and writes nonsense. The reason for AWQ's order follows
-# below.
+# Two, the first and the last. Nothing reports an error: such a model loads, and writes nonsense. The next section shows
+# the reason for AWQ's order.
 #
 # ## Unpacked in registers
 #
@@ -122,10 +123,10 @@ from labkit.kernels.linear.quantized_linear import make_thread, make_warp
 show_source(make_thread(INT4, 128, None, False))
 
 # %% [markdown]
-# The 32 threads of a warp load words that are far apart, each of them once for every code in it. The layout on the GPU
-# was made for the next two kernels. A tile of 16 rows by 64 columns is 512 bytes: one load of 16 bytes by each lane of
-# a warp, coalesced. Each lane receives the codes that it multiplies itself, in the order of mma.sync's fragments
-# (lesson 08). In the second kernel a warp computes the 16 outputs of such a tile.
+# The 32 threads of a warp load words that are far apart, and each word is loaded once for every code in it. The layout
+# on the GPU was made for the next two kernels. A tile of 16 rows by 64 columns is 512 bytes: one load of 16 bytes by
+# each lane of a warp, coalesced. Each lane receives the codes that it multiplies itself, in the order of mma.sync's
+# fragments (lesson 08). In the second kernel a warp computes the 16 outputs of such a tile.
 
 # %%
 show_source(make_warp(INT4, 128, None, False))
@@ -145,9 +146,9 @@ table([(int(code), f"0x{bits:04X}", value, value - 136)
       {"code": "", "0x4300 | code": "", "as bfloat16": ".0f", "less 136": ".0f"})
 
 # %% [markdown]
-# It is 128 plus the code. A single instruction, `lop3`, masks a word with 0x000F000F and puts 0x4300 behind both codes
-# that are left, and one fused multiply-add subtracts 136 from the pair. So two weights take two instructions and a
-# shift, and every value is exact. That is also the reason for AWQ's order: the mask selects columns 0 and 1.
+# It is 128 plus the code. A single instruction, `lop3`, masks a word with 0x000F000F and sets the bits of 0x4300 around
+# both codes that are left, and one fused multiply-add subtracts 136 from the pair. So two weights take two instructions
+# and a shift, and every value is exact. That is also the reason for AWQ's order: the mask selects columns 0 and 1.
 #
 # The scale is not part of this. Tensor cores add up codes times activations, and the sums of each group are scaled in
 # float32.
@@ -167,16 +168,17 @@ agree(LINEAR_FP8_WEIGHTS)
 # %% [markdown]
 # ## The ladder
 #
-# Llama 3.2 1B's output layer has 128,256 rows of 2,048 weights: 525 MB in bfloat16, and 136 MB in 4 bits. These are far
-# more than the 60 MB of an H200's L2 cache{{ hardware }}, so every launch reads them from memory. The ladder was
-# recorded for one row of x. Beside it are cuBLAS with the weights in bfloat16, and tinygemm, PyTorch's own kernel for
-# INT4. Can a kernel that decodes one code at a time be slower than reading four times the bytes?
+# Llama 3.2 1B's output layer has 128,256 rows of 2,048 weights: {{ 2 * 128256 * 2048 / 1e6:.0f }} MB in bfloat16, and
+# {{ codes_bytes / 1e6:.0f }} MB in 4 bits. These are far more than the {{ machine.l2_mb }} MB of an H200's L2 cache, so
+# every launch reads them from memory. The ladder was recorded for one row of x. Beside it are cuBLAS with the weights
+# in bfloat16, and tinygemm, PyTorch's own kernel for INT4. Can a kernel that decodes one code at a time be slower than
+# reading four times the bytes?
 
 # %%
 measure.recorded_ladder("linear_int4", {"M": 1, "N": 128256, "K": 2048}, gpu="NVIDIA H200")
 
 # %% [markdown]
-# It can: the first rung takes {{ head['thread'] / head['PyTorch (cuBLAS']:.1f}} times as long as cuBLAS. Coalesced
+# It can: the first rung takes {{ head['thread'] / head['PyTorch (cuBLAS']:.1f }} times as long as cuBLAS. Coalesced
 # loads are worth a factor of {{ head['thread'] / head['warp']:.1f }}, and unpacking for tensor cores another
 # {{ head['warp'] / head['tensor_cores']:.1f }}. In a CUDA graph the last rung takes {{ head['tensor_cores']:.0f }} us,
 # tinygemm {{ head['PyTorch (tinygemm']:.0f }} us and cuBLAS {{ head['PyTorch (cuBLAS']:.0f }} us. Out of a possible
@@ -184,8 +186,8 @@ measure.recorded_ladder("linear_int4", {"M": 1, "N": 128256, "K": 2048}, gpu="NV
 # cuBLAS reads its bytes at nearly the rate of a copy{{ if cublas_near_copy }}; ours needs
 # {{ head['tensor_cores'] / bound:.2f }} times the {{ bound:.0f }} us that a copy would take for the codes and scales.
 #
-# With more rows of x the same weights serve more products. Does the advantage shrink with 32 rows, and with 256? These
-# times are of single launches, with L2 emptied before each. They include a few microseconds that any launch takes.
+# With more rows of x the same weights serve more products. Is INT4 still ahead with 32 rows, and with 256? These times
+# are of single launches, with L2 emptied before each. They include a few microseconds that any launch takes.
 
 # %%
 shapes = [(1, 16384, 2048), (32, 16384, 2048), (256, 16384, 2048), (1, 2048, 8192), (32, 2048, 8192)]
@@ -209,21 +211,21 @@ table(found, {"rows of x, N, K": "", "cuBLAS, bfloat16": ".1f", "INT8": ".1f", "
 # sequence should get the same bits in every batch.
 #
 # A warning about 16,384 x 2,048: repeated in a CUDA graph, one row in 4 bits takes only {{ warm['picked']:.1f }} us,
-# against {{ warm['PyTorch (tinygemm']:.1f }} for tinygemm and {{ warm['PyTorch (cuBLAS']:.1f }} in bfloat16. But 17 MB
-# of codes and scales stay in L2 from one launch to the next{{ if codes_fit }}, and 67 MB of bfloat16 do not
-# fit{{ if bfloat16_does_not }}. In a model the other layers evict them, so neither their ratio nor 7.3
-# us{{ if near(warm['picked'], 7.3) }} says how fast that layer is.
+# against {{ warm['PyTorch (tinygemm']:.1f }} for tinygemm and {{ warm['PyTorch (cuBLAS']:.1f }} in bfloat16. But
+# {{ small_bytes / 1e6:.0f }} MB of codes and scales stay in L2 from one launch to the next{{ if codes_fit }}, and
+# {{ 2 * 16384 * 2048 / 1e6:.0f }} MB of bfloat16 do not fit{{ if bfloat16_does_not }}. In a model the other layers
+# evict them, so none of these times says how long the layer takes there.
 #
 # ## GPTQ
 #
 # Rounding to nearest minimises the error of each weight. But what matters is the error of the layer's outputs, for the
 # inputs that it actually gets. If two inputs usually rise and fall together, an error in the weight of one can be
 # corrected by the opposite error in the weight of the other. *GPTQ* ([E. Frantar et al.,
-# 2022](https://arxiv.org/abs/2210.17323)) runs the model on some sample texts, for calibration, and computes $H = X^T
-# X$ from the inputs $X$ of each layer, its Hessian up to a factor. Then it rounds the weights column by column. After
-# each column it adjusts all columns that are not rounded yet; the inverse of $H$ says by how much. Below, 256 inputs
-# are mixed from only 40 random ones, plus noise. What does GPTQ do to the error of the outputs, and to that of the
-# weights?
+# 2022](https://arxiv.org/abs/2210.17323)) runs the model on some sample texts, for calibration, and computes
+# $H = X^T X$ from the inputs $X$ of each layer, its Hessian up to a factor. Then it rounds the weights column by
+# column. After each column it adjusts all columns that are not rounded yet; the inverse of $H$ says by how much. Below,
+# 256 inputs are mixed from only 40 random ones, plus noise. What does GPTQ do to the error of the outputs, and to that
+# of the weights?
 
 # %%
 from labkit.models.quantize import gptq, hessian_of
@@ -240,8 +242,8 @@ for name, quantized in (("rounded to nearest", round_to_nearest(weights, Scheme(
 table(found, {"4 bits, groups of 64": "", "error of the weights": ".2%", "of the outputs": ".2%"})
 
 # %% [markdown]
-# The outputs get better and the weights worse: each is moved away from its nearest code whenever that helps the sum.
-# The codes change and the format does not, so the kernels are the same.
+# The outputs get better and the weights worse: a weight may leave its nearest code if that helps the sum. The codes
+# change and the format does not, so the kernels are the same.
 #
 # ## What rounding costs
 #
@@ -263,10 +265,11 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 
 # %% [markdown]
 # On the texts that it knows, 8 bits hardly change the loss{{ if eight_bits_keep }}. Four bits rounded to nearest add
-# {{ nearest:.0%}} to it, and with GPTQ only {{ calibrated:.0% }}. On unseen texts the model is hardly better than a
-# guess in any format, so that column shows nothing. The answers hardly show anything either: one of {{ prompts }}
-# changes{{ if one_answer_changes }}, in one token{{ if one_token_changes }}. Zeros help as much as GPTQ
-# does{{ if zeros_help }}, and both together hardly more than either{{ if zeros_gain_little }}.
+# {{ nearest:.0% }} to it, and with GPTQ only {{ calibrated:.0% }}. On unseen texts the model is no better than an even
+# guess among its 4,096 tokens{{ if no_better }}, in any format, so that column shows nothing. The answers hardly show
+# anything either: one of {{ prompts }} changes{{ if one_answer_changes }}, in one token{{ if one_token_changes }}.
+# Zeros help as much as GPTQ does{{ if zeros_help }}, and both together hardly more than
+# either{{ if zeros_gain_little }}.
 #
 # ## What was implemented
 #
@@ -275,8 +278,8 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 #
 # ## What I learned
 #
-# - With few rows, a linear layer costs the bytes of its weights. 4 bits with a scale for every 128 are 4.125 bits a
-#   weight.
+# - With few rows, a linear layer costs the bytes of its weights. 4 bits with a scale for every 128 are
+#   {{ 4 + 16 / 128:.3f }} bits a weight.
 # - Codes have to become numbers in registers, and cheaply. An integer in the fraction of a float needs no conversion.
 # - Smaller groups and zeros reduce the error, and cost bits.
 # - What fits into L2 looks faster in a benchmark than it is in a model.
@@ -323,5 +326,8 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 # ahead_at_32 = us['INT4', 32] < us['cuBLAS', 32] and narrow['picked'] < narrow['PyTorch (cuBLAS']
 # eight_behind_at_32 = min([row(op, 'picked', M=32, N=N, K=K).us / row(op, 'PyTorch (cuBLAS', M=32, N=N, K=K).us for
 #                           op in ('linear_int8', 'linear_fp8_weights') for N, K in ((16384, 2048), (2048, 8192))]) > 1
-# codes_fit = row('linear_int4', 'picked', M=1, N=16384, K=2048).bytes < machine.l2_mb * 2**20
+# codes_bytes = row('linear_int4', 'picked', M=1, N=128256, K=2048).bytes
+# small_bytes = row('linear_int4', 'picked', M=1, N=16384, K=2048).bytes
+# codes_fit = small_bytes < machine.l2_mb * 2**20
+# no_better = min([quantized[name].held_out for name in quantized]) > 8.32
 # bfloat16_does_not = 2 * 16384 * 2048 > machine.l2_mb * 2**20
