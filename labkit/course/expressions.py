@@ -9,6 +9,7 @@
     report("L1/TEX Cache Throughput")         a line of the profiler's report on the tiled product
     limits.bandwidth_gbs, machine.sms         of the machine; limits_of(H100), machine_of(H100) of another
     training, llama_training                  training.json of data/tiny-gpt2 and data/tiny-llama
+    quantized["int4, GPTQ"].trained           a row of data/quantized.json, by its format
     words(7.06)                               "seven"; words(0.5) "half"
     near(value, 2 / 3)                        whether it is within a tenth of that
 """
@@ -172,6 +173,11 @@ def _training(model: Path) -> Record:
     return Record(json.loads((model / "training.json").read_text(encoding="utf-8")))
 
 
+def _quantized() -> dict[str, Record]:
+    rows = json.loads(TINY.with_name("quantized.json").read_text(encoding="utf-8"))["rows"]
+    return {row["format"]: Record(row) for row in rows}
+
+
 def namespace() -> dict:
     """Return every name that an expression may use."""
     data = measure.recorded(gpu=GPU)
@@ -180,4 +186,5 @@ def namespace() -> dict:
     names = {function.__name__: function for function in functions}
     return names | {"H100": H100, "series": Record(data["series"]), "limits": Record(data["limits"]),
                     "machine": Record(data["machine"]), "training": _training(TINY),
-                    "llama_training": _training(TINY.with_name("tiny-llama")), "__builtins__": {}}
+                    "llama_training": _training(TINY.with_name("tiny-llama")), "quantized": _quantized(),
+                    "__builtins__": {}}
