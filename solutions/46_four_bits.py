@@ -7,7 +7,7 @@
 
 # %%
 import numpy as np
-from numba import float32, uint32
+from numba import float32, int32
 
 from labkit import check, cuda, hint
 

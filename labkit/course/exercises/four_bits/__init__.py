@@ -5,7 +5,7 @@ one.
 """
 
 FIRST_CELL = """import numpy as np
-from numba import float32, uint32
+from numba import float32, int32
 
 from labkit import check, cuda, hint
 """
