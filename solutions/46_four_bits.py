@@ -97,11 +97,11 @@ check("group_scales", group_scales)
 # `4 * blockIdx.x + threadIdx.y` belongs to the warp. Weights must not be written anywhere: they are unpacked in
 # registers.
 
-
 # %%
+dot_codes = None  # write the kernel here: def dot_codes(words, scales, x, out)
+### BEGIN SOLUTION
 @cuda.jit
 def dot_codes(words, scales, x, out):
-    ### BEGIN SOLUTION
     lane, r = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
     if r < words.shape[0]:
         acc = float32(0.0)
@@ -114,8 +114,9 @@ def dot_codes(words, scales, x, out):
             acc += cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)
         if lane == 0:
             out[r] = acc
-    ### END SOLUTION
 
+
+### END SOLUTION
 
 # %%
 check("dot_codes", dot_codes)

@@ -124,7 +124,7 @@ def test_what_stands_above_a_kernel(tmp_path, monkeypatch):
 
 def test_the_whole_course_can_be_found():
     found = passages.passages(courses.load(REPOSITORY))
-    assert 400 < len(found) < 2000
+    assert 400 < len(found) < 2500
     assert all((REPOSITORY / one.file).is_file() and one.text and one.line >= 1 for one in found)
     assert {"softmax_online", "kernels/transpose.py"} <= {one.title for one in found}
 
@@ -411,7 +411,7 @@ def test_the_repositorys_index_is_of_this_model_and_small():
     path = REPOSITORY / "data" / search.NAME
     index = search.Index.read(path)
     assert index.embeddings.shape == (len(index.rows), 384) and len(index.rows) > 400
-    assert path.stat().st_size < min(840 * len(index.rows), 1_250_000)  # 768 bytes a passage, and its digest
+    assert path.stat().st_size < min(840 * len(index.rows), 1_500_000)  # 768 bytes a passage, and its digest
     found = passages.passages(courses.load(REPOSITORY))
     assert len(index.missing(found)) < len(found) / 4, search.stale(courses.load(REPOSITORY))  # a few may wait
     lengths = np.linalg.norm(index.embeddings.astype(np.float64), axis=1)

@@ -16,8 +16,10 @@ from labkit.measure.ops import HOMES, op
 
 WITH_PYTORCH = [name for name in HOMES if any(one.library == "torch" for one in op(name).baselines)]
 # By kernels that PyTorch has for GPUs alone.
-ON_A_GPU = ("CUDA C++", "CUB (Dev", "cuDNN", "flash", "memory-efficient", "bias and GELU fused")
+ON_A_GPU = ("CUDA C++", "CUB (Dev", "cuDNN", "flash", "memory-efficient", "bias and GELU fused", "tinygemm")
 OPS_ON_A_GPU = ("matmul_bf16", "lm_head", "histogram_int32")
+# A backward pass of SDPA alone is autograd's call of a graph that was made outside: nothing that torch.compile takes.
+NOT_COMPILED = ("attention_backward", "attention_backward_bf16")
 
 
 def test_forms_add_what_is_compiled():
@@ -48,7 +50,7 @@ def test_a_compiled_baseline_is_compiled_once_and_writes_into_an_array_of_its_ow
 @pytest.mark.parametrize("name", HOMES)
 def test_every_operation_has_a_compiled_baseline(name):
     found = [form.title for one in op(name).baselines for form in forms(one)]
-    assert any(baselines.COMPILED in title for title in found), "no PyTorch to compile"
+    assert any(baselines.COMPILED in title for title in found) or name in NOT_COMPILED, "no PyTorch to compile"
     assert len(found) == len(set(found)), "two rows of one name"
 
 

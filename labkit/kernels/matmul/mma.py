@@ -393,11 +393,11 @@ def make_store_floats(tile: Tile, accumulate: bool = False):
                     row = row0 + (i * 16 + row_half * 8) + lane // 4
                     col = col0 + j * 8 + lane % 4 * 2
                     if row < rows and col < cols:
-                        x, y, i = acc[offset], acc[offset + 1], (begin + row) * cols + col
+                        x, y = acc[offset], acc[offset + 1]
                         if accumulate:
                             x += out[begin + row, col]
                             y += out[begin + row, col + 1]
-                        ptx.store_global2(out, i, x, y)
+                        ptx.store_global2(out, (begin + row) * cols + col, x, y)
 
     return store_floats
 

@@ -60,7 +60,7 @@ def token_embedding_backward_op(name: str, element: Element):
             timed_gpu={"T": 8192, "C": 768},  # GPT-2
             timed_cpu={"T": 128, "C": 64},
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, compile=False, tolerance=torch_tolerance),),
+        baselines=(Baseline("PyTorch", "torch", _torch, tolerance=torch_tolerance),),
         dtype=element.dtype,
     )
 

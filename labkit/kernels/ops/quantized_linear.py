@@ -76,7 +76,7 @@ AXES = {INT4: ((8, 4, 2, 2, 2, 2, 2), (0, 8, 2, 1, 4, 3, 5, 7, 6)), INT8: EIGHT_
 def torch_codes(torch, format: str, words, rows: int, columns: int):
     """Return the codes as a tensor (N, K) of the format's type."""
     if format == INT4:
-        shifts = torch.arange(0, 32, 4, device="cuda", dtype=torch.int32)
+        shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
         codes = (words.view(torch.int32)[..., None] >> shifts & 15).to(torch.uint8)
     else:
         codes = words.view(torch.int8 if format == INT8 else torch.float8_e4m3fn)
@@ -109,7 +109,7 @@ def for_tinygemm(torch, x, words, scales, zeros, group, rows, out):
 
 
 def cublas(format: str) -> Baseline:
-    return Baseline("PyTorch", "torch", lambda torch, x, weight, out: torch.mm(x, weight.T, out=out), compile=False,
+    return Baseline("PyTorch", "torch", lambda torch, x, weight, out: torch.mm(x, weight.T, out=out),
                     note="cuBLAS, weights in bfloat16", prepare=functools.partial(for_cublas, format=format),
                     tolerance=functools.partial(tolerance, format=format, weights_rounded=EPS_BF16))
 
@@ -148,7 +148,7 @@ def _op(name: str, format: str, title: str, size_of_weights, baselines):
     return Op(
         name,
         title=title,
-        formula="out = x @ weight.T",
+        formula=f"out = x @ weight.T, weight in {format}",
         reference=functools.partial(reference, format=format),
         rungs=rungs(name, format),
         inputs=functools.partial(inputs, format=format),

@@ -21,11 +21,11 @@ from numba import float32, int32
 
 from labkit import cuda
 
-
 # %%
+dot_codes = None  # write the kernel here: def dot_codes(words, scales, x, out)
+### BEGIN SOLUTION
 @cuda.jit
 def dot_codes(words, scales, x, out):
-    ### BEGIN SOLUTION
     lane, r = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
     if r < words.shape[0]:
         acc = float32(0.0)
@@ -38,7 +38,9 @@ def dot_codes(words, scales, x, out):
             acc += cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)
         if lane == 0:
             out[r] = acc
-    ### END SOLUTION
+
+
+### END SOLUTION
 
 
 # %% [check]
