@@ -35,17 +35,22 @@ def gelu_backward_reference(x, dout):
     return dout * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * slope)
 
 
-@cuda.jit(device=True)
-def gelu_slope(x):
-    square = min(x * x, MAX_SQUARE)
-    power = ptx.exp2_approx(min(x * (INNER_2 + CUBIC_2 * square), MAX_EXPONENT))  # exp(-2u)
-    s = ptx.rcp_approx(ONE + power)
-    return s + x * s * s * power * TWO * (INNER + THREE * CUBIC * square)  # s * power is 1 - s: nothing cancels
+def make_gelu_slope():
+    """Make the device function of GELU's derivative."""
+    @cuda.jit(device=True)
+    def gelu_slope(x):
+        square = min(x * x, MAX_SQUARE)
+        power = ptx.exp2_approx(min(x * (INNER_2 + CUBIC_2 * square), MAX_EXPONENT))  # exp(-2u)
+        s = ptx.rcp_approx(ONE + power)
+        return s + x * s * s * power * TWO * (INNER + THREE * CUBIC * square)  # s * power is 1 - s: nothing cancels
+
+    return gelu_slope
 
 
 @kernel_factory
 def make_gelu_backward_per_thread(element: Element):
     load, store, _, _, _ = ACCESS[element]
+    gelu_slope = make_gelu_slope()
 
     @cuda.jit
     def gelu_backward_per_thread_kernel(x, dout, dx):  # all flat, here and below
@@ -67,6 +72,7 @@ def gelu_backward_per_thread(x, dout, dx, stream=0):
 @kernel_factory
 def make_gelu_backward(element: Element):
     (load, store), (load_singles, store_singles) = ACCESS[element].eight, ACCESS[element].singles
+    gelu_slope = make_gelu_slope()
 
     @cuda.jit
     def gelu_backward_vectorized_kernel(x, dout, dx):

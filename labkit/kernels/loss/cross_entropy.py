@@ -136,27 +136,26 @@ def _passes(logits, targets, scale, losses, dlogits, ignored, stream, *, online:
 # --- The row stays in shared memory -----------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True)
-def keep_f32(words, octet, v, i):
-    """Store v[i] to v[i + 7] as eight words of shared memory."""
-    for j in u32.range(i, i + 8, 4):
-        ptx.store_shared4(words, 8 * octet + (j - i), ptx.float_bits(v[j]), ptx.float_bits(v[j + 1]),
-                          ptx.float_bits(v[j + 2]), ptx.float_bits(v[j + 3]))
-
-
-@cuda.jit(device=True)
-def recall_f32(words, octet, v, i):
-    for j in u32.range(i, i + 8, 4):
-        a, b, c, d = ptx.load_shared4(words, 8 * octet + (j - i))
-        v[j], v[j + 1], v[j + 2], v[j + 3] = (ptx.bits_float(a), ptx.bits_float(b), ptx.bits_float(c),
-                                              ptx.bits_float(d))
-
-
 def make_row_cache(element: Element):
     """(keep, recall): between eight float32 of a local array and an octet of a row in shared memory, in the elements'
     bits."""
     if element is FLOAT32:
-        return keep_f32, recall_f32
+        @cuda.jit(device=True)
+        def keep(words, octet, v, i):
+            """Store v[i] to v[i + 7] as eight words of shared memory."""
+            for j in u32.range(i, i + 8, 4):
+                ptx.store_shared4(words, 8 * octet + (j - i), ptx.float_bits(v[j]), ptx.float_bits(v[j + 1]),
+                                  ptx.float_bits(v[j + 2]), ptx.float_bits(v[j + 3]))
+
+        @cuda.jit(device=True)
+        def recall(words, octet, v, i):
+            for j in u32.range(i, i + 8, 4):
+                a, b, c, d = ptx.load_shared4(words, 8 * octet + (j - i))
+                v[j], v[j + 1], v[j + 2], v[j + 3] = (ptx.bits_float(a), ptx.bits_float(b), ptx.bits_float(c),
+                                                      ptx.bits_float(d))
+
+        return keep, recall
+
     pack, unpack = element.pack, element.unpack
 
     @cuda.jit(device=True)

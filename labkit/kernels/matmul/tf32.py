@@ -60,36 +60,40 @@ def to_tf32(word):
     return (word + 0x1000) & 0xFFFFE000
 
 
-@cuda.jit
-def matmul_tf32_tensor_core_kernel(a, b, out):
-    thread = u32.threadIdx.x
-    lane, warp = thread % 32, thread // 32
-    row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
-    col = u32.blockIdx.x * 32 + warp % 2 * 16
-    group_id, quad_lane = lane // 4, lane % 4
-    acc = cuda.local.array(8, float32)
-    for i in range(8):
-        acc[i] = float32(0.0)
-    depth = u32.shape(a)[1]
-    for k in u32.range(0, depth, 8):
-        a0, a1 = load_tf32(a, row + group_id, k + quad_lane), load_tf32(a, row + group_id + 8, k + quad_lane)
-        a2 = load_tf32(a, row + group_id, k + quad_lane + 4)
-        a3 = load_tf32(a, row + group_id + 8, k + quad_lane + 4)
-        for j in u32.range(2):  # two products of 16 x 8, side by side
-            b0 = load_tf32(b, k + quad_lane, col + group_id + 8 * j)
-            b1 = load_tf32(b, k + quad_lane + 4, col + group_id + 8 * j)
-            add_product_tf32(acc, 4 * j, a0, a1, a2, a3, b0, b1)
-    for j in u32.range(2):
-        store_accumulators(acc, 4 * j, out, row, col + 8 * j)
+@kernel_factory
+def make_tensor_core():
+    @cuda.jit
+    def matmul_tf32_tensor_core_kernel(a, b, out):
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
+        col = u32.blockIdx.x * 32 + warp % 2 * 16
+        group_id, quad_lane = lane // 4, lane % 4
+        acc = cuda.local.array(8, float32)
+        for i in range(8):
+            acc[i] = float32(0.0)
+        depth = u32.shape(a)[1]
+        for k in u32.range(0, depth, 8):
+            a0, a1 = load_tf32(a, row + group_id, k + quad_lane), load_tf32(a, row + group_id + 8, k + quad_lane)
+            a2 = load_tf32(a, row + group_id, k + quad_lane + 4)
+            a3 = load_tf32(a, row + group_id + 8, k + quad_lane + 4)
+            for j in u32.range(2):  # two products of 16 x 8, side by side
+                b0 = load_tf32(b, k + quad_lane, col + group_id + 8 * j)
+                b1 = load_tf32(b, k + quad_lane + 4, col + group_id + 8 * j)
+                add_product_tf32(acc, 4 * j, a0, a1, a2, a3, b0, b1)
+        for j in u32.range(2):
+            store_accumulators(acc, 4 * j, out, row, col + 8 * j)
+
+    return matmul_tf32_tensor_core_kernel
 
 
-@rung(kernel=matmul_tf32_tensor_core_kernel,
+@rung(kernel=make_tensor_core(),
       idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
 def matmul_tf32_tensor_core(a, b, out, stream=0):
     """A warp computes a 16 x 16 tile with the tensor cores, 8 steps of K at a time."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1, dtype=np.float32,
                                   out_dtype=np.float32)
-    matmul_tf32_tensor_core_kernel[blocks_for((cols, rows), (32, 32)), 128, stream](a, b, out)
+    make_tensor_core()[blocks_for((cols, rows), (32, 32)), 128, stream](a, b, out)
 
 
 @kernel_factory

@@ -178,11 +178,15 @@ def _launch(make, per_thread, master, m, v, gradients, parameters, decayed, rate
         master, m, v, gradients, decayed, rate, step, clip, np.float32(decay), *new, parameters)
 
 
-@cuda.jit
-def advance_kernel(step, rates, rate):
-    if u32.grid(1) == 0:
-        step[0] += int32(1)
-        rate[0] = rates[min(uint32(step[0] - int32(1)), u32.size(rates) - 1)]
+@kernel_factory
+def make_advance():
+    @cuda.jit
+    def advance_kernel(step, rates, rate):
+        if u32.grid(1) == 0:
+            step[0] += int32(1)
+            rate[0] = rates[min(uint32(step[0] - int32(1)), u32.size(rates) - 1)]
+
+    return advance_kernel
 
 
 def advance(step, rates, rate, stream=0):
@@ -191,4 +195,4 @@ def advance(step, rates, rate, stream=0):
     check_array("step", step, shape=(1,), dtype=np.int32)
     check_array("rates", rates, ndim=1)
     check_array("rate", rate, shape=(1,))
-    advance_kernel[1, 32, stream](step, rates, rate)
+    make_advance()[1, 32, stream](step, rates, rate)

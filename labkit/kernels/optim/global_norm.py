@@ -80,24 +80,28 @@ def make_square_sums_vectorized(element: Element):
     return square_sums_vectorized_kernel
 
 
-@cuda.jit
-def clip_factor_kernel(sums, max_norm, result):
-    partial = cuda.shared.array(32, float32)
-    total = ZERO
-    for i in u32.range(u32.threadIdx.x, u32.size(sums), BLOCK):
-        total += sums[i]
-    norm = math.sqrt(block_sum(total, partial))
-    if u32.threadIdx.x == 0:
-        result[0], result[1] = norm, min(ONE, max_norm / (norm + SMALL))
+@kernel_factory
+def make_clip_factor():
+    @cuda.jit
+    def clip_factor_kernel(sums, max_norm, result):
+        partial = cuda.shared.array(32, float32)
+        total = ZERO
+        for i in u32.range(u32.threadIdx.x, u32.size(sums), BLOCK):
+            total += sums[i]
+        norm = math.sqrt(block_sum(total, partial))
+        if u32.threadIdx.x == 0:
+            result[0], result[1] = norm, min(ONE, max_norm / (norm + SMALL))
+
+    return clip_factor_kernel
 
 
-@rung(kernel=(make_square_sums(BFLOAT16), clip_factor_kernel), idea="one element at a time; two launches")
+@rung(kernel=(make_square_sums(BFLOAT16), make_clip_factor()), idea="one element at a time; two launches")
 def global_norm_per_thread(gradients, max_norm, result, stream=0):
     """1,024 blocks go through the gradients in steps of the whole grid; one block adds up their sums."""
     _launch(make_square_sums, gradients, max_norm, result, stream)
 
 
-@rung(kernel=(make_square_sums_vectorized(BFLOAT16), clip_factor_kernel), idea="four times eight neighbours in flight")
+@rung(kernel=(make_square_sums_vectorized(BFLOAT16), make_clip_factor()), idea="four times eight neighbours in flight")
 def global_norm_vectorized(gradients, max_norm, result, stream=0):
     """As per_thread, but a thread loads four times eight neighbours before it uses them. A view that does not begin at
     a multiple of 16 bytes takes per_thread's kernel."""
@@ -118,4 +122,4 @@ def _launch(make, gradients, max_norm, result, stream) -> None:
         raise ValueError(f"max_norm is {max_norm}; it must be above 0")
     sums = scratch_for(None, BLOCKS, np.float32)
     make(element)[BLOCKS, BLOCK, stream](gradients, sums)
-    clip_factor_kernel[1, BLOCK, stream](sums, np.float32(max_norm), result)
+    make_clip_factor()[1, BLOCK, stream](sums, np.float32(max_norm), result)

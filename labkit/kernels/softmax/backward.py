@@ -30,23 +30,27 @@ def softmax_backward_reference(y, dout):
     return y * (dout - (dout * y).sum(axis=1, keepdims=True))
 
 
-@cuda.jit
-def softmax_backward_block_tree_kernel(y, dout, dx):
-    shared = cuda.shared.array(THREADS, float32)
-    row, thread, columns = u32.blockIdx.x, u32.threadIdx.x, u32.shape(y)[1]
-    row_sum = ZERO
-    for col in u32.range(thread, columns, THREADS):
-        row_sum += dout[row, col] * y[row, col]
-    row_sum = block_reduce_sum(row_sum, shared)
-    for col in u32.range(thread, columns, THREADS):
-        dx[row, col] = y[row, col] * (dout[row, col] - row_sum)
+@kernel_factory
+def make_softmax_backward_block_tree():
+    @cuda.jit
+    def softmax_backward_block_tree_kernel(y, dout, dx):
+        shared = cuda.shared.array(THREADS, float32)
+        row, thread, columns = u32.blockIdx.x, u32.threadIdx.x, u32.shape(y)[1]
+        row_sum = ZERO
+        for col in u32.range(thread, columns, THREADS):
+            row_sum += dout[row, col] * y[row, col]
+        row_sum = block_reduce_sum(row_sum, shared)
+        for col in u32.range(thread, columns, THREADS):
+            dx[row, col] = y[row, col] * (dout[row, col] - row_sum)
+
+    return softmax_backward_block_tree_kernel
 
 
-@rung(kernel=softmax_backward_block_tree_kernel, idea="one block a row, a tree in shared memory; two passes")
+@rung(kernel=make_softmax_backward_block_tree(), idea="one block a row, a tree in shared memory; two passes")
 def softmax_backward_block_tree(y, dout, dx, stream=0):
     """256 threads share a row, and read it once for its sum and again for the result."""
     rows, _ = _check(y, dout, dx)
-    softmax_backward_block_tree_kernel[rows, THREADS, stream](y, dout, dx)
+    make_softmax_backward_block_tree()[rows, THREADS, stream](y, dout, dx)
 
 
 @kernel_factory
