@@ -156,7 +156,8 @@ def backward_by_torch(torch, leaves, attended, arguments, grad_out):
     """The backward pass alone. It runs on the stream of its forward pass, so there is one for each stream."""
     stream = torch.cuda.current_stream() if grad_out.is_cuda else None
     if stream not in attended:
-        attended[stream] = attend_by_torch(torch, *leaves, *arguments)
+        with torch.enable_grad():
+            attended[stream] = attend_by_torch(torch, *leaves, *arguments)
     return torch.autograd.grad(attended[stream], leaves, grad_out, retain_graph=True)
 
 
