@@ -91,7 +91,7 @@ EXERCISE = KernelExercise(
     random_size=lambda rng: {"R": int(rng.integers(2, 12)), "W": 8 * int(rng.integers(1, 12))},
     launch=lambda R, W: (-(-R // 4), (32, 4)),
     tolerance=_tolerance,
-    observe_sizes=({"R": 3, "W": 8}, {"R": 5, "W": 40}),
+    observe_sizes=({"R": 4, "W": 32}, {"R": 5, "W": 40}),
     demand=shuffles,
     domain=(Reach("all codes are 15, the largest weight",
                   lambda rng, words, scales, x: (np.full_like(words, 2**32 - 1), scales, x)),
