@@ -6,9 +6,9 @@ its rows: the weights are computed again, so that no matrix of them is kept.
 
 Shapes  as in training.py; grad_out, grad_q (T, H, D), grad_k, grad_v (T, KV, D), all of one type; delta (H, T) float32:
         the sum of grad_out * out over each row, written by the first launch
-Work    five products, 10*H*D flop for each pair of tokens of which one sees the other. The kernels here compute two of
-        them twice, as a block adds up the gradients of its own rows alone: no float is added atomically, and all runs
-        have the same bits
+Work    five products, 10*H*D flop for each pair of a query and a key that it attends to. The kernels here compute two
+        of them twice, because each block sums only the gradients of its own rows: without atomic additions, every run
+        gives the same bits
 Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691, algorithm 2
 """
 

@@ -3,8 +3,9 @@ computes the weights again.
 
 Shapes  q, out (T, H, D), k, v (T, KV, D), H a multiple of KV; float32, float16 or bfloat16 (uint16); D 32, 64 or 128.
         lse (H, T) float32. cu_seqlens (B + 1,) int32 in device memory: sequence b is the tokens cu_seqlens[b] to
-        cu_seqlens[b + 1] - 1. longest: no sequence is longer; it sets the grid. One that is comes out as NaN
-Work    4*H*D flop for each pair of tokens of which one sees the other; T*(2*H + 2*KV)*D elements and T*H float32
+        cu_seqlens[b + 1] - 1. longest: the length of the longest sequence, which sets the grid; the rows of a sequence
+        that is longer are NaN
+Work    4*H*D flop for each pair of a query and a key that it attends to; T*(2*H + 2*KV)*D elements and T*H float32
 Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; its flash_attn_varlen_func
 """
 

@@ -340,9 +340,9 @@ WEIGHT_RUNGS = (linear_backward_weight_naive, linear_backward_weight_tiled, line
 
 
 def linear_backward_weight(grad_out, x, grad_weight, *, accumulate=False, workspace=None, stream=0):
-    """grad_weight = grad_out.T @ x, added to what is there if `accumulate`, by the rung to use for these arguments on
-    this device. grad_weight: of the type of x, or float32. workspace: see linear_backward_workspace; without one,
-    memory is allocated at each call that needs it."""
+    """Compute grad_weight = grad_out.T @ x, or add it to grad_weight with accumulate=True, by the fastest rung for
+    these arguments on this device. grad_weight: of the type of x, or float32. workspace: see linear_backward_workspace;
+    without one, memory is allocated at each call that needs it."""
     element, *_ = _check_weight(grad_out, x, grad_weight)
     pick = _pick(element, WEIGHT_RUNGS, grad_out, x, grad_weight)
     pick(grad_out, x, grad_weight, accumulate=accumulate, workspace=workspace, stream=stream)
@@ -446,8 +446,8 @@ def linear_backward_bias_split(grad_out, grad_bias, *, accumulate=False, workspa
 
 
 def linear_backward_bias(grad_out, grad_bias, *, accumulate=False, workspace=None, stream=0):
-    """grad_bias = the sums of the columns of grad_out, added to what is there if `accumulate`. grad_bias: of the type
-    of grad_out, or float32. workspace: as for linear_backward_weight."""
+    """Compute grad_bias, the column sums of grad_out, or add them to grad_bias with accumulate=True. grad_bias: of the
+    type of grad_out, or float32. workspace: as for linear_backward_weight."""
     element, _ = _check_bias(grad_out, grad_bias)
     split = gpus.chosen_on_gpu() and grad_out.shape[1] % element.per_load == 0 and aligned(grad_out)
     pick = linear_backward_bias_split if split else linear_backward_bias_naive
