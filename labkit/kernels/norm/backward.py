@@ -28,8 +28,9 @@ from labkit.kernels.scan_blocks import scratch_for
 ZERO, ONE = float32(0.0), float32(1.0)
 MAX_COLUMNS = 8192
 WARP_COLUMNS = 768  # up to here a warp has a row, and a lane three octets; beyond, a block has it
-WARPS = 12  # per block, where each warp has a row: as many as 168 registers a thread allow
-THREADS_PER_SM = 768  # at least, where a block has a row: some 64 to 80 registers a thread
+WARPS = 8  # per block, where each warp has a row: a thread has up to 255 registers
+MAX_THREADS = 512  # where a block has a row: beyond 4,096 columns, a thread has two octets
+THREADS_PER_SM = 640  # where a block has a row of one octet a thread: at least 96 registers each
 
 
 def norm_backward_reference(x, weight, dout, epsilon=EPSILON, *, centred: bool):
@@ -108,8 +109,8 @@ def _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
 # --- Rows in registers, and each block's sums of its columns ----------------------------------------------------------
 
 
-def blocks_per_sm(threads: int, warp_per_row: bool) -> int:
-    return 1 if warp_per_row else -(-THREADS_PER_SM // threads)
+def blocks_per_sm(threads: int, octets: int, warp_per_row: bool) -> int:
+    return 1 if warp_per_row or octets > 1 else max(1, THREADS_PER_SM // threads)
 
 
 @kernel_factory
@@ -120,7 +121,7 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
     bytes."""
     load, store = ACCESS[element].neighbours(vectorized)
     elements, EPS = 8 * octets, small(epsilon)
-    merged, resident = 32 * elements if warp_per_row else 1, blocks_per_sm(threads, warp_per_row)
+    merged, resident = 32 * elements if warp_per_row else 1, blocks_per_sm(threads, octets, warp_per_row)
     # Rows of 16 bits alone would be too few bytes in flight; larger blocks have too few registers.
     ahead = not warp_per_row and element is not FLOAT32 and threads <= 256
 
@@ -253,9 +254,9 @@ def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
     if columns > MAX_COLUMNS:
         raise ValueError(f"x has {columns:,} columns; a block keeps at most {MAX_COLUMNS:,} in registers")
     warp_per_row = columns <= WARP_COLUMNS
-    octets = -(-columns // 256) if warp_per_row else 1
-    threads = 32 * WARPS if warp_per_row else -(-columns // 256) * 32
-    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(threads, warp_per_row)
+    octets = -(-columns // (256 if warp_per_row else 8 * MAX_THREADS))
+    threads = 32 * WARPS if warp_per_row else -(-columns // (256 * octets)) * 32
+    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(threads, octets, warp_per_row)
     blocks = min(most, -(-rows // WARPS) if warp_per_row else rows)
     partials = scratch_for(None, blocks * 2 * columns, np.float32).reshape(blocks, 2, columns)
     kernel = make_norm_backward(element, threads, warp_per_row, octets, in_eights(columns, x, weight, dout, dx),
