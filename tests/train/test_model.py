@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels.rope import rope_table
-from labkit.kernels.rope_backward import rope_split_backward, rope_split_backward_reference
 from labkit.train.model import Model, Shape, activation_bytes, buffers
 from labkit.train.parameters import Buffer, initial, layout
 from tests.train.tiny import MODELS, loss64, settings_of
@@ -52,20 +50,6 @@ def test_gradients_agree_with_finite_differences(kind):
                 losses.append(loss64(config, file_tensors(buffer, moved), ids, targets))
             expected = (losses[0] - losses[1]) / (2 * H)
             assert abs(part[index] - expected) < 1e-4 * abs(part[biggest]) + 1e-7, f"{tensor.name}[{index}]"
-
-
-@pytest.mark.parametrize("shape", [(5, 2, 1, 32), (3, 3, 3, 6)])
-def test_rotations_are_undone(shape):
-    tokens, heads, kv_heads, dim = shape
-    draw = np.random.default_rng(0)
-    q, k, v = (draw.standard_normal((tokens, count, dim), np.float32) for count in (heads, kv_heads, kv_heads))
-    table, positions = rope_table(9, dim, 100.0), draw.integers(0, 9, tokens).astype(np.int32)
-    out = cuda.to_device(np.full((tokens, (heads + 2 * kv_heads) * dim), np.nan, np.float32))
-    rope_split_backward(*map(cuda.to_device, (q, k, v, table, positions)), out)
-    expected = rope_split_backward_reference(q, k, v, table, positions)
-    assert np.abs(out.copy_to_host() - expected).max() < 1e-5
-    with pytest.raises(ValueError, match="table has shape"):
-        rope_split_backward(*map(cuda.to_device, (q, k, v, table[:, :-2].copy(), positions)), out)
 
 
 def test_memory_is_computed_as_it_is_allocated():
