@@ -15,6 +15,7 @@ from numba import float32, int32, uint32
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.elements import FLOAT16
 from labkit.kernels.norm import half
 from labkit.kernels.norm.layernorm import (
     ONE,
@@ -95,7 +96,7 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
     which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
         vectorized = access != SINGLES
-        load, store = (half.load_eight, half.store_eight) if vectorized else (half.load_singles, half.store_singles)
+        load, store = half.EIGHT[FLOAT16][0 if vectorized else 1]
         put, add, VEC = half.put_eight, sum_of_eight, 8
     else:
         load, store = FOUR[access]

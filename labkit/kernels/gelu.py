@@ -1,7 +1,8 @@
 """GELU, the activation of GPT-2 and BERT: exact with erf, and in the tanh form. One rung for each idea.
 
-Shapes  x, out: any one shape; float32, C-contiguous.  `out` may be `x`: in place
-Work    some 10 to 40 flops an element, 8 bytes: read x, write out
+Shapes  x, out: any one shape; float32, the last rung float16 or uint16, which holds bfloat16; C-contiguous. `out` may
+        be `x`: in place
+Work    some 10 to 40 flops an element, 8 bytes: read x, write out; 4 bytes in 16 bits
 Source  Hendrycks, Gimpel: Gaussian Error Linear Units (2016), https://arxiv.org/abs/1606.08415
 
     gelu_erf(x)  = x/2 * (1 + erf(x / sqrt(2)))                             BERT, MiniLM
@@ -13,11 +14,16 @@ They differ by less than 0.0005 everywhere. As (1 + tanh(u)) / 2 = 1 / (1 + exp(
 import math
 
 import numpy as np
-from numba import float32
+from numba import float32, int32
 
 from labkit import cuda, u32
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.dtypes import float64_of
+from labkit.kernels.eights import ACCESS
+from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
+from labkit.kernels.norm.rows import flat
 from labkit.kernels.op import rung
 
 BLOCK = 256
@@ -31,7 +37,7 @@ INNER_2, CUBIC_2 = float32(-2 * ROOT / math.log(2)), float32(-2 * ROOT * CUBE / 
 
 
 def gelu_tanh_reference(x):
-    x = x.astype(np.float64)
+    x = float64_of(x)
     return 0.5 * x * (1 + np.tanh(ROOT * (x + CUBE * x**3)))
 
 
@@ -128,6 +134,46 @@ def gelu_erf_per_thread(x, out, stream=0):
 def gelu_erf_vectorized(x, out, stream=0):
     """As per_thread, but a thread loads, computes and stores four neighbours, 128 bits at a time."""
     _launch_four(gelu_erf_vectorized_kernel, gelu_erf_per_thread_kernel, x, out, stream)
+
+
+@kernel_factory
+def make_gelu_eights(element: Element):
+    (load, store), (load_singles, store_singles) = ACCESS[element].eight, ACCESS[element].singles
+
+    @cuda.jit
+    def gelu_eights_kernel(x, out):
+        i, n = 8 * u32.grid(1), u32.size(x)
+        if i < n:
+            v, remaining = cuda.local.array(8, float32), int32(n - i)
+            if remaining >= int32(8):
+                load(v, 0, x, i, remaining)
+            else:
+                load_singles(v, 0, x, i, remaining)
+            for e in range(8):
+                v[e] = gelu_sigmoid(v[e])
+            if remaining >= int32(8):
+                store(out, i, remaining, v, 0)
+            else:
+                store_singles(out, i, remaining, v, 0)
+
+    return gelu_eights_kernel
+
+
+@rung(kernel=make_gelu_eights(BFLOAT16), idea="eight elements of 16 bits a thread in one load")
+def gelu_eights(x, out, stream=0):
+    """As sigmoid_form, for elements of 16 bits: a thread loads, computes and stores eight neighbours."""
+    element = element_of("x", x)
+    check_array("x", x, dtype=element.dtype)
+    check_array("out", out, shape=x.shape, dtype=element.dtype)
+    if not aligned(x, out):
+        raise ValueError("x and out must begin at multiples of 16 bytes")
+    make_gelu_eights(element)[-(-x.size // (8 * BLOCK)), BLOCK, stream](flat(x), flat(out))
+
+
+def gelu(x, out, stream=0):
+    """The launcher to use for the tanh form: gelu_sigmoid_form in float32, gelu_eights in 16 bits."""
+    pick = gelu_sigmoid_form if element_of("x", x) is FLOAT32 else gelu_eights
+    pick(x, out, stream=stream)
 
 
 def _launch(kernel, x, out, stream, per_thread=1):

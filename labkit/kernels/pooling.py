@@ -16,6 +16,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
+from labkit.kernels.elements import FLOAT16
 from labkit.kernels.norm import half
 from labkit.kernels.norm.rows import FOUR, QUADS, SINGLES, block_sum_once, fitting, flat, kind_of, put_four
 from labkit.kernels.op import rung
@@ -91,7 +92,7 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
     """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
     which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
-        load = half.load_singles if access == SINGLES else half.load_eight
+        load = half.EIGHT[FLOAT16][access == SINGLES][0]
         put, VEC = half.put_eight, 8
     else:
         load, put, VEC = FOUR[access][0], put_four, 4

@@ -24,7 +24,7 @@ from labkit.kernels.attention.training import attention_training
 from labkit.kernels.elements import element_of
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.embedding_backward import position_embedding_backward, token_embedding_backward
-from labkit.kernels.gelu import gelu_sigmoid_form
+from labkit.kernels.gelu import gelu
 from labkit.kernels.gelu_backward import gelu_backward
 from labkit.kernels.linear.backward import (
     linear_backward_bias,
@@ -35,6 +35,7 @@ from labkit.kernels.linear.backward import (
 from labkit.kernels.linear.bf16 import linear
 from labkit.kernels.loss.cross_entropy import cross_entropy
 from labkit.kernels.norm.backward import layernorm_backward, rmsnorm_backward
+from labkit.kernels.norm.half import layernorm_half_warp
 from labkit.kernels.norm.layernorm import EPSILON, layernorm
 from labkit.kernels.norm.rmsnorm import make_residual_sum, rmsnorm
 from labkit.kernels.norm.rows import flat
@@ -137,7 +138,8 @@ class Model:
 
     def norm(self, name: str, x, out, stream) -> None:
         if self.shape.gpt2:
-            layernorm(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], out, stream=stream)
+            normalise = layernorm if x.dtype == np.float32 else layernorm_half_warp
+            normalise(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], out, stream=stream)
         else:
             rmsnorm(x, self.weights[f"{name}.weight"], out, self.shape.epsilon, stream=stream)
 
@@ -189,7 +191,7 @@ class Model:
         add(s.projected, a.x, a.mid, stream)
         self.norm(self.name(index, "norm2"), a.mid, a.normed2, stream)
         self.product(self.name(index, "up"), a.normed2, a.first, stream)  # (T, G)
-        (gelu_sigmoid_form if self.shape.gpt2 else swiglu)(a.first, a.gated, stream=stream)  # (T, I)
+        (gelu if self.shape.gpt2 else swiglu)(a.first, a.gated, stream=stream)  # (T, I)
         self.product(self.name(index, "down"), a.gated, s.projected, stream)  # (T, C)
         add(s.projected, a.mid, self.residuals[index + 1], stream)
 

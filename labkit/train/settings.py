@@ -165,6 +165,4 @@ def model_of(entries, train: Train) -> GPT2Config | LlamaConfig:
         raise UserError(f"model: a head has {size} elements; {', '.join(map(str, HEAD_SIZES))} are allowed")
     if train.length > positions:
         raise UserError(f"train.length is {train.length:,}; the model has {positions:,} positions")
-    if gpt2 and train.dtype != "float32":
-        raise UserError(f'train.dtype is "{train.dtype}"; a gpt2 is trained in "float32", a llama in either type')
     return config

@@ -37,12 +37,6 @@ def test_bad_values_are_named(table, key, value, message):
         Settings.of(entries)
 
 
-def test_bfloat16_is_for_a_llama():
-    assert settings_of("llama", dtype="bfloat16").train.dtype == "bfloat16"
-    with pytest.raises(UserError, match='train.dtype is "bfloat16"; a gpt2 is trained in "float32"'):
-        settings_of("gpt2", dtype="bfloat16")
-
-
 def test_files_that_are_missing_or_no_toml_are_named(tmp_path):
     with pytest.raises(UserError, match="minute.toml is an example"):
         Settings.read(tmp_path / "none.toml")

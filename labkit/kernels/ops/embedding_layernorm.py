@@ -4,6 +4,7 @@ baselines of the rungs in labkit.kernels.embedding_sum."""
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.elements import FLOAT16
 from labkit.kernels.embedding_sum import (
     embedding_layernorm,
     embedding_layernorm_reference,
@@ -110,7 +111,7 @@ EMBEDDING_LAYERNORM_HALF = Op(
     "embedding_layernorm_half",
     title="BERT's embedding and its layer normalisation in float16",
     formula=FORMULA,
-    rungs=_rungs("embedding_layernorm_half", (half.make_layernorm_half(2, True, False, EPSILON),
+    rungs=_rungs("embedding_layernorm_half", (half.make_layernorm_half(FLOAT16, 2, True, False, EPSILON),
                                               make_embedding_layernorm(2, QUADS, True, EPSILON)),
                  between=_rounded_between(1), limit="2,048"),
     inputs=_half_inputs,

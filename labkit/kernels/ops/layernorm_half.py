@@ -1,9 +1,10 @@
-"""layernorm_half and add_layernorm_half: inputs, sizes, tolerances, work and
-baselines of the rungs in labkit.kernels.norm.half."""
+"""layernorm_half, add_layernorm_half and layernorm_bf16: inputs, sizes, tolerances, work and baselines of the rungs in
+labkit.kernels.norm.half."""
 
 import numpy as np
 
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.elements import BFLOAT16
 from labkit.kernels.norm import half
 from labkit.kernels.norm import layernorm as full
 from labkit.kernels.norm.layernorm import EPSILON
@@ -65,4 +66,21 @@ ADD_LAYERNORM_HALF = Op(
     baselines=(Baseline("PyTorch", "torch", torch_add_layernorm, note="add, then layer_norm", tolerance=lambda x,
                         residual, weight, bias: 4 * tolerance(x + residual, weight, bias) + 2e-3),),
     **SIZES,
+)
+
+LAYERNORM_BF16 = Op(
+    "layernorm_bf16",
+    title="Layer normalisation in bfloat16",
+    formula=LAYERNORM_HALF.formula,
+    reference=half.layernorm_half_reference,
+    rungs=(half.layernorm_half_singles, half.layernorm_half_warp),
+    inputs=lambda rng, R, C: tuple(map(BFLOAT16.array_of, (uniform(rng, R, C) + np.float32(0.75), uniform(rng, C),
+                                                           uniform(rng, C)))),
+    tolerance=lambda x, weight, bias: layernorm_tolerance(x, weight, bias) + BFLOAT16.rounding_error(
+        full.layernorm_reference(x, weight, bias)),
+    by_row=(0,),
+    work=Work(flops=lambda R, C: 8 * R * C, bytes=lambda R, C: 4 * R * C, timed_gpu={"R": 16384, "C": 768},
+              timed_cpu={"R": 64, "C": 768}),
+    baselines=(Baseline("PyTorch", "torch", torch_layernorm),),
+    **SIZES | {"dtype": np.uint16},
 )
