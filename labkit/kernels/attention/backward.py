@@ -15,7 +15,7 @@ Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691, alg
 import math
 
 import numpy as np
-from numba import float32
+from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
@@ -176,7 +176,7 @@ def make_backward_keys_plain(size: int, element: Element):
                 load_tile(queries, q, begin, query0, tokens, head * SIZE, thread)
                 load_tile(grads, grad_out, begin, query0, tokens, head * SIZE, thread)
                 if thread < TILE:
-                    query = begin + min(query0 + thread, tokens - 1)
+                    query = begin + min(uint32(query0 + thread), tokens - 1)
                     shifts[thread], deltas[thread] = lse[head, query] * LOG2_E, delta[head, query]
                 cuda.syncthreads()  # the tile is complete
                 for j in u32.range(TILE):

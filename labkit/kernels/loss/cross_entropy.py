@@ -191,8 +191,8 @@ def make_cross_entropy_cached(element: Element):
         logit = load(logits, target_index)  # before its gradient overwrites it
         # A row begins and ends between multiples of eight elements: 16 threads have one element more, at its edges.
         first = (begin + 7) >> 3
-        octets = (end >> 3) - first if end >> 3 > first else 0
-        edge = begin + thread if thread < 8 else 8 * (first + octets) + (thread - 8)
+        octets = uint32((end >> 3) - first) if end >> 3 > first else uint32(0)
+        edge = begin + thread if thread < 8 else uint32(8 * (first + octets) + (thread - 8))
         has_edge = thread < 16 and edge < (min(8 * first, end) if thread < 8 else end)
         row_max, row_sum = LEAST_FINITE, ZERO  # finite, so that -inf in a row is 0 and not NaN
         edge_value = NEG_INF
@@ -204,7 +204,7 @@ def make_cross_entropy_cached(element: Element):
         for base in u32.range(thread, octets, UNROLL * threads):
             for u in u32.range(UNROLL):  # all loads are issued before the first use
                 octet = base + u * threads
-                load_eight(v, 8 * u, logits, 8 * (first + min(octet, octets - 1)), int32(8))
+                load_eight(v, 8 * u, logits, 8 * (first + min(uint32(octet), octets - 1)), int32(8))
             largest = row_max
             for u in u32.range(UNROLL):
                 octet = base + u * threads
