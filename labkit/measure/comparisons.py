@@ -243,6 +243,13 @@ def of_engine(series: Mapping) -> Iterator[Comparison]:
                          "engine", {}, "tokens/s", best, None, why_not=why_not)
 
 
+def of_training(series: Mapping) -> Iterator[Comparison]:
+    """Milliseconds of a training step, the host's part included."""
+    for row in series["rows"]:
+        yield _beside_torch(f"A training step of {row['run']} in bfloat16, {row['batch']} x {row['length']:,} tokens",
+                            "train_step", {"run": row["run"]}, "ms", ("labkit train", row["ms"]["p50"]), row["torch"])
+
+
 SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
     "minilm": of_minilm,
     "minilm_corpus": of_corpus,
@@ -251,6 +258,7 @@ SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
                               lambda count: f"a token of {_plural(count, 'sequence')} with 1,024"),
     "llama_prefill": _of_steps("llama_prefill", "tokens", lambda count: f"a prompt of {count:,} tokens"),
     "engine": of_engine,
+    "train_step": of_training,
 }
 
 # --- Tables ----------------------------------------------------------------------------------------------------------

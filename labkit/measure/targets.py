@@ -169,6 +169,8 @@ GOALS = (
       for count, figure in ((1, 0.80), (32, 1.20), (256, 3.3))),
     *(Goal(f"Llama 3.2 1B, bfloat16, a prompt of {count:,} tokens", "llama_prefill", {"tokens": count}, figure, "ms")
       for count, figure in ((1024, 4.5), (4096, 17.0))),
+    *(Goal(f"a training step of {run}, bfloat16, {shape} tokens", "train_step", {"run": run}, figure, "ms")
+      for run, shape, figure in (("GPT-2 small", "16 x 1,024", 30.0), ("tiny GPT-2", "32 x 256", 2.0))),
     Goal(f"Llama 3.2 1B, 128 requests of 100 to 1,024 tokens, tokens out ({NO_VLLM})", "engine", {}, 25_000.0,
          "tokens/s"),
     Goal("Llama 3.2 1B, from the start of a process to the first token, second run", "engine_start", {}, 12.0, "s",

@@ -170,10 +170,10 @@ class Trainer:
             self.log.append({"step": self.step, "loss": loss} | ({} if held_out is None else {"held_out": held_out}))
             per_second = (self.step - first) / (time.perf_counter() - begin)
             yield Progress(self.step, train.steps, loss, held_out, float(train.rates()[self.step - 1]),
-                           per_second * per_step, self._share_of_peak(per_second * per_step),
+                           per_second * per_step, self.share_of_peak(per_second * per_step),
                            (last - self.step) / per_second)
 
-    def _share_of_peak(self, tokens_per_second: float) -> float | None:
+    def share_of_peak(self, tokens_per_second: float) -> float | None:
         """Count 6 flops for a parameter and a token, and 6 * S * H * D a layer for attention, half of it masked."""
         sheet = gpus.target() if device.on_gpu() else None
         peak = getattr(sheet, "fp32_tflops" if self.settings.train.dtype == "float32" else "f16_tflops", None)

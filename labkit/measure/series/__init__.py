@@ -71,6 +71,7 @@ SERIES = {one.name: one for one in (
     Series("serve", "paged_decode_bf16", "serve", plot="serve.load"),
     Series("serve_overload", "paged_decode_bf16", "serve", plot="serve.load"),
     Series("serve_cold", "paged_decode_bf16", "serve"),
+    Series("train_step", "adamw_bf16", "training"),
     Series("block_calls", "gpt2_block", "gpt2_block"),
     Series("three_languages", "vector_add", "libraries", missing="cutile"),
     Series("tile_sizes", "vector_add", "libraries"),
