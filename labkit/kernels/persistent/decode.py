@@ -125,8 +125,9 @@ def make_persistent_decode(decoder: Decoder):
         if warp == WARPS:
             load_weights(ring, weights, offsets, lane)
         else:
-            # Of fragments: this lane's row. Of tiles: thread 8 * token + i has weights i, for 64 threads.
-            row = lane // 4
+            # Of fragments: this lane's row; the last one again where there are fewer than eight, which costs no reads
+            # from L2. Of tiles: thread 8 * token + i has weights i, for 64 threads.
+            row = min(lane // 4, rows - 1)
             token, weight = thread // ROWS, thread % ROWS
             has_output = thread < TILE and token < rows
             count = uint32(0)
@@ -136,8 +137,8 @@ def make_persistent_decode(decoder: Decoder):
             for layer in u32.range(layers):
                 if layer == 0:
                     embedding = offset_of(offsets, layers, EMBEDDING)
-                    embedding += uint64(min(uint32(ids[row]) if row < rows else 0, V - 1)) * uint64(C)
-                    if lane % 4 == 0:  # for the first residual sum, two joins away
+                    embedding += uint64(min(uint32(ids[row]), V - 1)) * uint64(C)
+                    if lane < 4 * rows and lane % 4 == 0:  # for the first residual sum, two joins away
                         for col in u32.range(block * WARPS + warp, C, blocks * WARPS):
                             x[row, col] = weights[embedding + uint64(col)]
                     load_hidden(hidden_frag, weights, embedding, warp, lane)

@@ -2,9 +2,9 @@
 
 A warp multiplies groups of 32 columns. Its part of the rows stays in registers for all tiles of a phase, as fragments
 of mma.m16n8k16: lane 4 * g + q has columns 8q to 8q + 7 of row g, in 16 bytes, and of the weights the same columns of
-row g. In which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero; rows of
-sequences that are not there hold anything, which no other row sees. The warps' sums are added in the order of the
-warps: a row's result does not depend on the rows beside it.
+row g. In which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero; with fewer
+than eight sequences the others repeat the last one. The warps' sums are added in the order of the warps: a row's result
+does not depend on the rows beside it.
 """
 
 from numba import float32, uint32, uint64
