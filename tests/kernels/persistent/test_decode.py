@@ -24,7 +24,7 @@ def arguments(rows=2, seed=0):
     sizes = [*KINDS.values(), -(-TOP // 8) * 8, SIZES.hidden]
     begins = np.cumsum([0, *sizes])
     weights = (rng.standard_normal(begins[-1]) * 0.2).astype(np.float16)
-    offsets = np.array([begins[:6], [begins[6], begins[7], begins[6], 0, 0, 0]], np.uint32) // 8
+    offsets = np.array([begins[:6], [begins[7], begins[6], begins[6], 0, 0, 0]], np.uint32) // 8
     ints = {"ids": rng.integers(0, 11, rows), "positions": np.arange(rows), "slots": 16 * np.arange(rows) + np.arange(
         rows), "contexts": 1 + np.arange(rows), "page_table": np.arange(rows)[:, None]}
     host = {"weights": weights, "offsets": offsets, "table": rope_table(32, 16, 10000.0),
