@@ -61,7 +61,7 @@ class OneKernel:
         entries = model.weights.entries
         names = [[f"layers.{layer}.{name}.weight" for name in LAYER] for layer in range(layers)]
         head = EMBEDDING if model.config.tie_word_embeddings else HEAD
-        names.append([EMBEDDING, "norm.weight", head] + [EMBEDDING] * (KINDS - 3))
+        names.append(["norm.weight", EMBEDDING, head] + [EMBEDDING] * (KINDS - 3))
         self.model, self.decoder = model, decoder
         self.offsets = cuda.to_device(np.array([[entries[name].offset // 16 for name in row] for row in names],
                                                np.uint32))

@@ -1,5 +1,6 @@
 """A token in one launch, against NumPy in float64, in every batch; and what it refuses."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -17,23 +18,23 @@ from labkit.models.step import Inputs, Piece
 from tests.models.test_llama import random_prompts, random_tensors
 
 SMALL = Config(vocab_size=21, hidden_size=32, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-               num_key_value_heads=1, head_dim=16, max_position_embeddings=64, rms_norm_eps=1e-5,
+               num_key_value_heads=1, head_dim=16, max_position_embeddings=128, rms_norm_eps=1e-5,
                tie_word_embeddings=True)
-LENGTHS = (40, 1, 17)  # with the new token: two splits of pages, no older token, the first token of a page
-PAGES = [[3, 7, 1], [9], [2, 5]]
+FOUR_HEADS = dataclasses.replace(SMALL, num_attention_heads=4)  # a GPU's warps have one each, of four pages
+LENGTHS = (70, 1, 17)  # with the new token: several splits of pages, no older token, the first token of a page
+PAGES = [[3, 7, 1, 8, 0], [9], [2, 5]]
 
 
 @functools.cache
-def one_kernel_model(dtype):
-    return Llama(SMALL, random_tensors(SMALL), dtype, one_kernel=True)
+def one_kernel_model(dtype, config=SMALL):
+    return Llama(config, random_tensors(config), dtype, one_kernel=True)
 
 
 @functools.cache
-def decoded(dtype, chosen=(0, 1, 2)):
+def decoded(dtype, config, chosen=(0, 1, 2)):
     """(prompts, logits, greedy tokens, cache) of the chosen sequences' last tokens in one launch."""
-    model, prompts = one_kernel_model(dtype), random_prompts(SMALL, LENGTHS)
-    cache, inputs = Cache(SMALL, 10, dtype), Inputs(64, 3, 3)
-    ws = Workspace(SMALL, 64, 3, dtype)
+    model, prompts = one_kernel_model(dtype, config), random_prompts(config, LENGTHS)
+    cache, inputs, ws = Cache(config, 10, dtype), Inputs(128, 3, 5), Workspace(config, 128, 3, dtype)
     for prompt, pages in zip(prompts, PAGES, strict=True):
         if len(prompt) > 1:
             model.forward(inputs.step([Piece(prompt[:-1], 0, pages)]), cache, ws)
@@ -43,12 +44,14 @@ def decoded(dtype, chosen=(0, 1, 2)):
     return prompts, logits, model.one_kernel.buffers.tokens.copy_to_host()[: len(chosen)], cache
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_logits_tokens_and_cache_are_numpys(dtype):
-    prompts, logits, tokens, cache = decoded(dtype)
-    weights, eps = weights_of(one_kernel_model(dtype).tensors, SMALL, dtype), ELEMENTS[np.dtype(DTYPES[dtype])].eps
+@pytest.mark.parametrize(("dtype", "config"), [
+    ("bfloat16", FOUR_HEADS), ("float16", SMALL), ("float16", dataclasses.replace(SMALL, num_key_value_heads=2))])
+def test_logits_tokens_and_cache_are_numpys(dtype, config):
+    prompts, logits, tokens, cache = decoded(dtype, config)
+    weights = weights_of(one_kernel_model(dtype, config).tensors, config, dtype)
+    eps = ELEMENTS[np.dtype(DTYPES[dtype])].eps
     for prompt, row, token, pages in zip(prompts, logits, tokens, PAGES, strict=True):
-        truth = activations(SMALL, weights, prompt)
+        truth = activations(config, weights, prompt)
         expected, at = truth["logits"][-1], len(prompt) - 1
         np.testing.assert_allclose(row, expected, rtol=0, atol=8 * eps * np.abs(expected).max())
         assert token == row.argmax()
@@ -60,20 +63,20 @@ def test_logits_tokens_and_cache_are_numpys(dtype):
 
 @pytest.mark.parametrize("chosen", [(0,), (2, 0)])
 def test_the_same_bits_in_every_batch(chosen):
-    _, all_logits, *_ = decoded("bfloat16")
-    _, logits, *_ = decoded("bfloat16", chosen)
+    _, all_logits, *_ = decoded("bfloat16", FOUR_HEADS)
+    _, logits, *_ = decoded("bfloat16", FOUR_HEADS, chosen)
     np.testing.assert_array_equal(logits, all_logits[list(chosen)])
 
 
 def test_a_launch_leaves_its_counters_at_zero():
-    decoded("bfloat16")
-    buffers = one_kernel_model("bfloat16").one_kernel.buffers
+    decoded("bfloat16", FOUR_HEADS)
+    buffers = one_kernel_model("bfloat16", FOUR_HEADS).one_kernel.buffers
     assert not buffers.counters.copy_to_host().any() and not buffers.arrived.copy_to_host().any()
 
 
 def test_it_is_chosen_and_other_steps_and_kernels_run_launch_by_launch():
-    model = one_kernel_model("bfloat16")
-    assert llama.ONE_KERNEL is False and Llama(SMALL, model.tensors, "bfloat16").one_kernel is None
+    model = one_kernel_model("float16")
+    assert llama.ONE_KERNEL is False and Llama(SMALL, model.tensors, "float16").one_kernel is None
     assert model.with_kernels(Kernels(rmsnorm=lambda *_, **__: None)).one_kernel is None
     inputs = Inputs(9, 9, 1)
     assert OneKernel.takes(inputs.step([Piece([1], 0, [n]) for n in range(8)]))

@@ -3,14 +3,14 @@
 Shapes  ids, positions, slots, contexts (T,), page_table (T, pages) int32; cache (2 * layers,
         elements of a layer): keys of a layer, its values, those of the next; weights a buffer of bfloat16 (uint16) or
         float16, and offsets (layers + 1, 6) uint32, in units of 16 bytes, where each begins: of a layer its norm, qkv,
-        o, norm, gate_up and down; in the last row the embedding, the norm and the head
+        o, norm, gate_up and down; in the last row the norm, the embedding and the head
 Needs   compute capability 9.0
 Work    all weights are read once; 5 joins for each layer (joins.py), and one before the greedy token
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """
 
 import numpy as np
-from numba import int32, uint32, uint64
+from numba import float32, int32, uint32, uint64
 
 from labkit import cuda, device, u32
 from labkit.device import gpus, ptx
@@ -28,7 +28,7 @@ from labkit.kernels.reduce import ALL_LANES, NEG_INF
 
 KINDS = 6  # weights of a layer, in the order of `offsets`
 NORM, QKV, OUT, POST_NORM, GATE_UP, DOWN = range(KINDS)
-EMBEDDING, LAST_NORM, HEAD = range(3)  # of its last row
+_, EMBEDDING, HEAD = range(3)  # of its last row, behind the norm
 NO_TOKEN = int32(-1)  # where all logits are NaN
 CPU_BLOCKS = 2  # that the CPU device runs
 
@@ -52,12 +52,13 @@ def make_persistent_decode(decoder: Decoder):
     C, A, M, V = decoder.hidden, decoder.attended, decoder.mlp, decoder.vocab
     QKV_ROWS, GATE_UP_ROWS, TIMED = decoder.qkv_rows, decoder.gate_up_rows, decoder.timed
     C_FRAGMENT, A_FRAGMENT, M_FRAGMENT = (fragment_size(decoder, columns) for columns in (C, A, M))
+    PAGE_WORDS, ROTATION = decoder.page_words, 2 * decoder.pairs
     element, ELEMENT = decoder.element, decoder.element.dtype.type
     load_hidden, normalise, multiply_hidden = make_product(decoder, C)
     load_attended, _, multiply_attended = make_product(decoder, A)
     load_gated, _, multiply_gated = make_product(decoder, M)
     load_matrix, sum_warps = make_load_matrix(decoder), make_sum_warps(decoder)
-    fetch_pages, attend = make_attention(decoder)
+    items_of_block, find_item, load_item, attend = make_attention(decoder)
     to_float, to_element, rounded, swiglu = element.number, element.element, element.rounded, SWIGLU[element]
 
     @cuda.jit(device=True)
@@ -87,14 +88,17 @@ def make_persistent_decode(decoder: Decoder):
         return value, index
 
     @cuda.jit(device=True)
-    def join(counters, timers, number, marks, thread):
-        """End phase `number`, counted from 0, and begin the next one."""
+    def end_phase(counters, timers, number, marks, thread):
+        """End phase `number`, counted from 0. What follows until the next one begins depends on no other block."""
         if TIMED and thread == 0:
             mark(timers, 2 * number + 1, marks)
         arrive(counters, thread, THREADS)
-        wait(counters, (number + 1) * u32.gridDim.x, thread, THREADS)
+
+    @cuda.jit(device=True)
+    def begin_phase(counters, timers, number, marks, thread):
+        wait(counters, number * u32.gridDim.x, thread, THREADS)
         if TIMED and thread == 0:
-            mark(timers, 2 * number + 2, marks)
+            mark(timers, 2 * number, marks)
 
     @cuda.jit(launch_bounds=(decoder.threads, 1))
     def persistent_decode_kernel(weights, offsets, table, ids, positions, slots, contexts, page_table, cache, x, qkv,
@@ -106,8 +110,12 @@ def make_persistent_decode(decoder: Decoder):
         scratch = cuda.shared.array(SCRATCH, np.float32)
         is_last = cuda.shared.array(1, uint32)
         hidden_frag = cuda.local.array(C_FRAGMENT, uint32)
+        norm_frag = cuda.local.array(C_FRAGMENT, uint32)
         attended_frag = cuda.local.array(A_FRAGMENT, uint32)
         gated_frag = cuda.local.array(M_FRAGMENT, uint32)
+        keys = cuda.local.array(PAGE_WORDS, uint32)
+        values = cuda.local.array(PAGE_WORDS, uint32)
+        cos_sin = cuda.local.array(ROTATION, float32)
         thread = u32.threadIdx.x
         warp, lane = thread // 32, thread % 32
         block, blocks = u32.blockIdx.x, u32.gridDim.x
@@ -125,25 +133,29 @@ def make_persistent_decode(decoder: Decoder):
         if warp == WARPS:
             load_weights(ring, weights, offsets, lane)
         else:
-            # Of fragments: this lane's row. Of tiles: thread 8 * token + i has weights i, for 64 threads.
-            row = lane // 4
+            # Of fragments: this lane's row; the last one again where there are fewer than eight, which costs no reads
+            # from L2. Of tiles: thread 8 * token + i has weights i, for 64 threads.
+            row = min(lane // 4, rows - 1)
             token, weight = thread // ROWS, thread % ROWS
             has_output = thread < TILE and token < rows
             count = uint32(0)
             if TIMED and thread == 0:
                 mark(timers, 0, marks)
+            load_hidden(norm_frag, weights, offset_of(offsets, 0, NORM), warp, lane)
 
             for layer in u32.range(layers):
                 if layer == 0:
                     embedding = offset_of(offsets, layers, EMBEDDING)
-                    embedding += uint64(min(uint32(ids[row]) if row < rows else 0, V - 1)) * uint64(C)
-                    if lane % 4 == 0:  # for the first residual sum, two joins away
+                    embedding += uint64(min(uint32(ids[row]), V - 1)) * uint64(C)
+                    if lane < 4 * rows and lane % 4 == 0:  # for the first residual sum, two joins away
                         for col in u32.range(block * WARPS + warp, C, blocks * WARPS):
                             x[row, col] = weights[embedding + uint64(col)]
                     load_hidden(hidden_frag, weights, embedding, warp, lane)
                 else:
                     load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
-                normalise(hidden_frag, weights, offset_of(offsets, layer, NORM), scratch, warp, lane)
+                number, end = items_of_block(step)
+                item = find_item(step, number, warp)
+                normalise(hidden_frag, norm_frag, scratch, warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, QKV_ROWS, blocks * ROWS):
                     count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
@@ -151,11 +163,14 @@ def make_persistent_decode(decoder: Decoder):
                     if has_output:
                         qkv[token, first + weight] = to_element(sum_warps(scratch, buffer, thread))
                     buffer ^= 1
-                fetch_pages(contexts, page_table, cache, layer, rows, warp, lane)
-                join(counters, timers, JOINS * layer, marks, thread)
+                end_phase(counters, timers, JOINS * layer, marks, thread)
+                load_item(step, item, cache, layer, keys, values, cos_sin, warp, lane)
+                begin_phase(counters, timers, JOINS * layer + 1, marks, thread)
 
-                attend(step, qkv, cache, layer, attended, scratch, partial, arrived, is_last, warp, lane)
-                join(counters, timers, JOINS * layer + 1, marks, thread)
+                attend(step, number, end, item, qkv, cache, layer, keys, values, cos_sin, attended, scratch, partial,
+                       arrived, is_last, warp, lane)
+                end_phase(counters, timers, JOINS * layer + 1, marks, thread)
+                begin_phase(counters, timers, JOINS * layer + 2, marks, thread)
 
                 load_attended(attended_frag, attended, uint64(row * A), warp, lane)
                 buffer = uint32(0)
@@ -167,10 +182,12 @@ def make_persistent_decode(decoder: Decoder):
                         total = rounded(sum_warps(scratch, buffer, thread))
                         x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
-                join(counters, timers, JOINS * layer + 2, marks, thread)
+                end_phase(counters, timers, JOINS * layer + 2, marks, thread)
+                load_hidden(norm_frag, weights, offset_of(offsets, layer, POST_NORM), warp, lane)
+                begin_phase(counters, timers, JOINS * layer + 3, marks, thread)
 
                 load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
-                normalise(hidden_frag, weights, offset_of(offsets, layer, POST_NORM), scratch, warp, lane)
+                normalise(hidden_frag, norm_frag, scratch, warp, lane)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, GATE_UP_ROWS // 2, blocks * ROWS):  # eight gates, their eight ups
                     count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
@@ -180,7 +197,8 @@ def make_persistent_decode(decoder: Decoder):
                         gate, up = sum_warps(scratch, buffer, thread), sum_warps(scratch, buffer + 1, thread)
                         gated[token, first + weight] = to_element(swiglu(gate, up))
                     buffer ^= 2
-                join(counters, timers, JOINS * layer + 3, marks, thread)
+                end_phase(counters, timers, JOINS * layer + 3, marks, thread)
+                begin_phase(counters, timers, JOINS * layer + 4, marks, thread)
 
                 load_gated(gated_frag, gated, uint64(row * M), warp, lane)
                 buffer = uint32(0)
@@ -192,10 +210,12 @@ def make_persistent_decode(decoder: Decoder):
                         total = rounded(sum_warps(scratch, buffer, thread))
                         x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
-                join(counters, timers, JOINS * layer + 4, marks, thread)
+                end_phase(counters, timers, JOINS * layer + 4, marks, thread)
+                load_hidden(norm_frag, weights, offset_of(offsets, layer + 1, NORM), warp, lane)
+                begin_phase(counters, timers, JOINS * layer + 5, marks, thread)
 
             load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
-            normalise(hidden_frag, weights, offset_of(offsets, layers, LAST_NORM), scratch, warp, lane)
+            normalise(hidden_frag, norm_frag, scratch, warp, lane)
             best, best_token, buffer = NEG_INF, NO_TOKEN, uint32(0)
             for first in u32.range(block * ROWS, V, blocks * ROWS):
                 count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)

@@ -14,12 +14,15 @@ JOINS = 5  # of a layer: after qkv, attention, o, gate and up, down
 GROUP = 32  # columns that a warp loads at a time: 16 bytes of each of eight rows by four lanes
 GROUPS = 2  # of a warp in a stage
 PAD = 32  # elements behind each row of a stage
+QUERY_PAD = 4  # float32 between the halves of a query in shared memory, which two lanes read at once
 
 
 @dataclass(frozen=True)
 class Decoder:
     """Llama's sizes; qkv_rows etc. are rows of weights. warps: of a block that compute, each with every warps-th group
-    of columns; one more copies. timed: record when each block begins and ends each phase."""
+    of columns; one more copies. in_flight: stages that an SM copies at once, of 16 KB; the memory's 4.2 TB/s times the
+    microsecond that a copy takes are two for each of 132 SMs. timed: record when each block begins and ends each
+    phase."""
 
     hidden: int
     heads: int
@@ -32,6 +35,7 @@ class Decoder:
     element: Element = BFLOAT16
     warps: int = 16
     stages: int = 12
+    in_flight: int = 4
     timed: bool = False
 
     @property
@@ -69,19 +73,44 @@ class Decoder:
         return self.stages * ROWS * self.pitch * self.element.dtype.itemsize
 
     @property
+    def page_words(self) -> int:
+        """Words of a page's keys, or of its values, that a lane holds."""
+        return PAGE * self.head_dim // 2 // 32
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a head's elements that a lane rotates."""
+        return -(-self.head_dim // 2 // 32)
+
+    @property
+    def warp_heads(self) -> int:
+        """Query heads of a warp in attention: one, where a block has a warp for each."""
+        return -(-self.group_heads // self.warps)
+
+    @property
+    def page_warps(self) -> int:
+        """Warps that share a page of keys and values."""
+        return -(-self.group_heads // self.warp_heads)
+
+    @property
+    def split_pages(self) -> int:
+        """Pages of a split: as many as a block's warps take at once."""
+        return self.warps // self.page_warps
+
+    @property
     def scratch(self) -> int:
         """float32 in shared memory: the warps' partial sums of four tiles and of squares, or the queries of an item of
-        attention and its warps' results."""
+        attention, for each of its pages, and its warps' results, in two buffers."""
         products = self.warps * (4 * ROWS * ROWS + ROWS)
-        return max(products, self.group_heads * (self.head_dim + self.warps * (self.head_dim + 2)))
+        return max(products, self.split_pages * self.group_heads * (3 * self.head_dim + QUERY_PAD + 2))
 
     def splits(self, pages: int) -> int:
-        """Return the splits of a sequence with so many pages: a page for each warp."""
-        return -(-pages // self.warps)
+        """Return the splits of a sequence with so many pages."""
+        return -(-pages // self.split_pages)
 
     def partial_size(self, pages: int) -> int:
         """Return the float32 that attention's partial results take, for sequences of at most so many pages."""
-        return ROWS * self.heads * self.splits(pages) * (self.head_dim + 2)
+        return ROWS * self.heads * self.splits(pages) * (self.head_dim + 1)
 
     def marks(self, layers: int) -> int:
         """Return the times that a block records: the begin and the end of each phase."""

@@ -2,9 +2,9 @@
 
 A warp multiplies groups of 32 columns. Its part of the rows stays in registers for all tiles of a phase, as fragments
 of mma.m16n8k16: lane 4 * g + q has columns 8q to 8q + 7 of row g, in 16 bytes, and of the weights the same columns of
-row g. In which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero; rows of
-sequences that are not there hold anything, which no other row sees. The warps' sums are added in the order of the
-warps: a row's result does not depend on the rows beside it.
+row g. In which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero; with fewer
+than eight sequences the others repeat the last one. The warps' sums are added in the order of the warps: a row's result
+does not depend on the rows beside it.
 """
 
 from numba import float32, uint32, uint64
@@ -48,8 +48,8 @@ def make_product(decoder: Decoder, columns: int):
                 fragment[4 * n + i] = words[i] if WHOLE or col < COLUMNS else NOTHING
 
     @cuda.jit(device=True)
-    def normalise(fragment, weights, start, scratch, warp, lane):
-        """RMSNorm of the rows, by all warps; its weight begins at weights[start]."""
+    def normalise(fragment, norm, scratch, warp, lane):
+        """RMSNorm of the rows, by all warps. norm: its weight, as loaded by load_rows."""
         squares = ZERO
         for i in range(FRAGMENT):
             squares = add_squares(squares, fragment[i])
@@ -62,11 +62,8 @@ def make_product(decoder: Decoder, columns: int):
         for other in u32.range(WARPS):
             squares += scratch[SQUARES + other * ROWS + lane // 4]
         rstd = cuda.rsqrt(squares * INV_COLUMNS + SMALL)
-        for n in range(NUM_GROUPS):
-            col = (n * WARPS + warp) * GROUP + lane % 4 * 8
-            words = ptx.load_nc4(weights, start + uint64(col if WHOLE or col < COLUMNS else 0))
-            for i in range(4):
-                fragment[4 * n + i] = scale_pair(fragment[4 * n + i], rstd, words[i])
+        for i in range(FRAGMENT):
+            fragment[i] = scale_pair(fragment[i], rstd, norm[i])
 
     @cuda.jit(device=True)
     def multiply(fragment, ring, scratch, buffer, count, warp, lane):

@@ -3,7 +3,8 @@ warps multiply them.
 
 Weights depend on nothing that the kernel computes, so the copying warp never waits at a join: while the blocks wait for
 one another, the ring fills with the weights of the next phases. full[stage] ends a phase when the bytes have arrived,
-empty[stage] when all warps have read them.
+empty[stage] when all warps have read them. A few stages are in flight at once: enough for the memory's full rate, and
+no more, since everything that the joins read and write waits in the same queues.
 
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """
@@ -36,6 +37,7 @@ def make_load_matrix(decoder: Decoder):
     """Make the device function of the copying warp: copy this block's tiles of a matrix (rows, columns) that begins at
     weights[base]. A unit is `tiles` tiles of eight rows, the blocks take units in turn. count: as for stage_of."""
     PITCH, STAGE_COLUMNS = decoder.pitch, decoder.stage_columns
+    IN_FLIGHT, TWO_LAPS = min(decoder.in_flight, decoder.stages), 2 * decoder.stages
     stage_of, next_stage = make_stages(decoder)
     ITEMSIZE = decoder.element.dtype.itemsize
 
@@ -50,6 +52,9 @@ def make_load_matrix(decoder: Decoder):
                     stage, lap = stage_of(count)
                     nbytes = min(STAGE_COLUMNS, columns - col) * ITEMSIZE
                     ptx.mbarrier_wait_bounded(empty, stage, lap ^ 1)
+                    before = count - IN_FLIGHT if count >= IN_FLIGHT else count + (TWO_LAPS - IN_FLIGHT)
+                    stage_before, lap_before = stage_of(before)
+                    ptx.mbarrier_wait_bounded(full, stage_before, lap_before)
                     if lane == 0:
                         ptx.mbarrier_expect_tx(full, stage, num_rows * nbytes)
                     cuda.syncwarp()

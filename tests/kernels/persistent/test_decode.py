@@ -24,7 +24,7 @@ def arguments(rows=2, seed=0):
     sizes = [*KINDS.values(), -(-TOP // 8) * 8, SIZES.hidden]
     begins = np.cumsum([0, *sizes])
     weights = (rng.standard_normal(begins[-1]) * 0.2).astype(np.float16)
-    offsets = np.array([begins[:6], [begins[6], begins[7], begins[6], 0, 0, 0]], np.uint32) // 8
+    offsets = np.array([begins[:6], [begins[7], begins[6], begins[6], 0, 0, 0]], np.uint32) // 8
     ints = {"ids": rng.integers(0, 11, rows), "positions": np.arange(rows), "slots": 16 * np.arange(rows) + np.arange(
         rows), "contexts": 1 + np.arange(rows), "page_table": np.arange(rows)[:, None]}
     host = {"weights": weights, "offsets": offsets, "table": rope_table(32, 16, 10000.0),
@@ -57,6 +57,15 @@ def test_an_argument_that_does_not_fit_is_named(buffers, name, value, message):
     ({"heads": 2, "kv_heads": 4}, "heads is 2 and kv_heads 4")])
 def test_sizes_that_it_cannot_compute(change, message):
     assert message in replace(SIZES, **change).problem()
+
+
+def test_a_page_table_that_is_too_short_gives_nan(buffers):
+    given = arguments()
+    given["contexts"] = cuda.to_device(np.array([1, 17], np.int32))  # and one page each
+    persistent_decode(buffers, **given)
+    logits = given["logits"].copy_to_host()
+    assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+    assert buffers.tokens.copy_to_host()[:2].tolist() == [logits[0].argmax(), -1]
 
 
 def test_times_of_phases_and_the_same_tokens_without_them(buffers):
