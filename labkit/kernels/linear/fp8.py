@@ -154,15 +154,19 @@ def make_quantize_block(element: Element):
 # --- Multiply: a thread for each output -------------------------------------------------------------------------------
 
 
-@cuda.jit
-def linear_fp8_thread_kernel(x, weight, x_scales, weight_scales, out):
-    col, row = u32.grid(2)
-    rows, cols = u32.shape(out)
-    if row < rows and col < cols:
-        total = ZERO
-        for k in u32.range(u32.shape(x)[1]):
-            total += e4m3_number(x[row, k]) * e4m3_number(weight[col, k])
-        out[row, col] = bfloat16_bits(total * weight_scales[col] * x_scales[row])
+@kernel_factory
+def make_linear_fp8_thread():
+    @cuda.jit
+    def linear_fp8_thread_kernel(x, weight, x_scales, weight_scales, out):
+        col, row = u32.grid(2)
+        rows, cols = u32.shape(out)
+        if row < rows and col < cols:
+            total = ZERO
+            for k in u32.range(u32.shape(x)[1]):
+                total += e4m3_number(x[row, k]) * e4m3_number(weight[col, k])
+            out[row, col] = bfloat16_bits(total * weight_scales[col] * x_scales[row])
+
+    return linear_fp8_thread_kernel
 
 
 # --- Multiply: Hopper's tensor cores ----------------------------------------------------------------------------------
@@ -344,7 +348,7 @@ def linear_fp8(x, weight, x_scales, weight_scales, out, stream=0) -> None:
 
 def multiply_by_thread(x, weight, x_scales, weight_scales, out, stream=0) -> None:
     block = 32, 4
-    linear_fp8_thread_kernel[blocks_for(out.shape[::-1], block), block, stream](x, weight, x_scales, weight_scales, out)
+    make_linear_fp8_thread()[blocks_for(out.shape[::-1], block), block, stream](x, weight, x_scales, weight_scales, out)
 
 
 def multiply_wgmma(x, weight, x_scales, weight_scales, out, *, tile: Tile | None = None, stream=0) -> None:
@@ -408,7 +412,7 @@ def quantize_rows_fp8_block(x, codes, scales=None, stream=0):
     quantize_by_block(x, codes, scales, element, stream)
 
 
-@rung(kernel=linear_fp8_thread_kernel, idea="one thread an output, decoded byte by byte")
+@rung(kernel=make_linear_fp8_thread(), idea="one thread an output, decoded byte by byte")
 def linear_fp8_thread(x, weight, x_scales, weight_scales, out, stream=0):
     """For every GPU: E4M3 becomes float32 by a shift and a product."""
     check_fp8(x, weight, x_scales, weight_scales, out)
