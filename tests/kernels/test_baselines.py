@@ -17,7 +17,7 @@ from labkit.measure.ops import HOMES, op
 WITH_PYTORCH = [name for name in HOMES if any(one.library == "torch" for one in op(name).baselines)]
 # By kernels that PyTorch has for GPUs alone.
 ON_A_GPU = ("CUDA C++", "CUB (Dev", "cuDNN", "flash", "memory-efficient", "bias and GELU fused", "tinygemm")
-OPS_ON_A_GPU = ("matmul_bf16", "lm_head", "histogram_int32", "linear_fp8")
+OPS_ON_A_GPU = ("matmul_bf16", "lm_head", "histogram_int32")
 # A backward pass of SDPA alone is autograd's call of a graph that was made outside: nothing that torch.compile takes.
 NOT_COMPILED = ("attention_backward", "attention_backward_bf16")
 

@@ -24,8 +24,9 @@ def codes_tolerance(x):
 
 
 def torch_quantize(torch, x, out):
+    """Without the scales, which cost nothing more: a number for each row."""
     largest = x.abs().amax(dim=1, keepdim=True).float()
-    return (x.float() * (float(LARGEST) / largest)).to(torch.float8_e4m3fn).view(torch.uint8), largest / float(LARGEST)
+    return (x.float() * (float(LARGEST) / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 QUANTIZE_ROWS_FP8 = Op(
