@@ -46,6 +46,11 @@ class GPU:
     f16_tflops: float | None = None
 
     @property
+    def fp8_tflops(self) -> float | None:
+        """Twice f16's, from compute capability 8.9 on."""
+        return 2 * self.f16_tflops if self.f16_tflops is not None and self.capability >= (8, 9) else None
+
+    @property
     def warps(self) -> int:
         """How many an SM holds at once."""
         return self.threads // 32

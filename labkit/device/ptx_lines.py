@@ -181,10 +181,13 @@ _mma("mma_m16n8k8_f32_tf32", "m16n8k8", "f32.tf32.tf32.f32", F32, 4)
 SHARED_TILE = ((1, 2, 4), "1-, 2- and 4-byte types")
 
 
+WGMMA_DEPTH = {"tf32": 8, "e4m3": 32}  # 32 bytes of K, as 16 elements of 16 bits
+
+
 class Wgmma(NamedTuple):
-    """m64nNk16, or k8 in TF32: the accumulators of one thread, `count` of them, go in and out through a local array.
-    `a`: the types of the operands of A, a descriptor or four registers; then come the descriptor of B and whether C is
-    added."""
+    """m64nNk16, k8 in TF32 or k32 in E4M3: the accumulators of one thread, `count` of them, go in and out through a
+    local array. `a`: the types of the operands of A, a descriptor or four registers; then come the descriptor of B and
+    whether C is added."""
 
     text: str
     count: int
@@ -204,7 +207,8 @@ def _wgmma(columns, inputs, transpose_a, transpose_b, a_in_registers) -> Wgmma:
         a, transpose = f"{{{', '.join(operands[:4])}}}", f"{int(transpose_b)}"
     else:
         a, transpose = operands[0], f"{int(transpose_a)}, {int(transpose_b)}"
-    k, transpose = (8, "") if inputs == "tf32" else (16, f", {transpose}")  # TF32 is K-major, with no flag to say so
+    k = WGMMA_DEPTH.get(inputs, 16)
+    transpose = f", {transpose}" if k == 16 else ""  # TF32 and FP8 are K-major, with no flag to say so
     return Wgmma(f"{{ .reg .pred p; setp.ne.b32 p, {operands[-1]}, 0; "
                  f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{inputs}.{inputs} {{{registers}}}, "
                  f"{a}, {operands[-2]}, p, 1, 1{transpose}; }}", count, (U32,) * 4 if a_in_registers else (U64,))
@@ -217,6 +221,7 @@ for _columns in cpu_ptx.WGMMA_COLUMNS:
                 WGMMA[f"wgmma_m64n{_columns}k16_f32_{_inputs}{_a}{_b}"] = _wgmma(
                     _columns, _inputs, _a == "_amn", bool(_b), _a == "_ra")
     WGMMA[f"wgmma_m64n{_columns}k8_f32_tf32_ra"] = _wgmma(_columns, "tf32", False, False, a_in_registers=True)
+    WGMMA[f"wgmma_m64n{_columns}k32_f32_e4m3"] = _wgmma(_columns, "e4m3", False, False, a_in_registers=False)
 
 _line("wgmma_fence", "wgmma.fence.sync.aligned;")
 _line("wgmma_commit", "wgmma.commit_group.sync.aligned;")

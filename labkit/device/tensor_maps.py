@@ -14,9 +14,9 @@ from labkit.simt import ptx as cpu_ptx
 def tensor_map_2d(array, box_rows, box_cols, swizzle=128, tf32=False):
     """Describes a matrix for TMA: boxes of box_rows x box_cols elements, written to shared memory with this swizzle.
 
-    array: a C-contiguous device array of rank 2, float16, uint16 (bf16 bits) or float32. tf32: loads round float32
-    values to TF32. Returns a device array of 128 bytes to pass to a kernel, the same one for the same matrix: it holds
-    the address of `array` and nothing else of it. Raises ValueError for what TMA cannot describe.
+    array: a C-contiguous device array of rank 2, float16, uint16 (bf16 bits), float32 or uint8 (FP8). tf32: loads
+    round float32 values to TF32. Returns a device array of 128 bytes to pass to a kernel, the same one for the same
+    matrix: it holds the address of `array` and nothing else of it. Raises ValueError for what TMA cannot describe.
     """
     cache, key = kept(array), ("tensor map", box_rows, box_cols, swizzle, tf32)
     if key not in cache:
@@ -30,7 +30,7 @@ def tensor_map_2d(array, box_rows, box_cols, swizzle=128, tf32=False):
 def _encode(address, shape, dtype, box_rows, box_cols, swizzle, tf32):
     from cuda.bindings import driver
 
-    kind = "TFLOAT32" if tf32 else {"float16": "FLOAT16", "uint16": "UINT16", "float32": "FLOAT32"}[dtype]
+    kind = "TFLOAT32" if tf32 else dtype.upper()
     (rows, cols), itemsize = shape, np.dtype(dtype).itemsize
     error, encoded = driver.cuTensorMapEncodeTiled(
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"), 2, address,

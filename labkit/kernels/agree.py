@@ -27,8 +27,8 @@ GUARD = 4096  # elements on either side of an array that no kernel may touch; 4 
 
 # --- Poison: what an output holds before a kernel runs ---------------------------------------------------------------
 
-# Quiet NaNs that no instruction makes. uint16 holds bfloat16.
-POISON_BITS = {"float16": 0x7E2A, "float32": 0x7FC0ABCD, "float64": 0x7FF80000ABCD1234, "uint16": 0x7FEA}
+# Quiet NaNs that no instruction makes. uint16 holds bfloat16, uint8 holds E4M3, which has no other NaN than this.
+POISON_BITS = {"float16": 0x7E2A, "float32": 0x7FC0ABCD, "float64": 0x7FF80000ABCD1234, "uint16": 0x7FEA, "uint8": 0x7F}
 
 
 def poison(shape: tuple, dtype=np.float32) -> np.ndarray:

@@ -21,7 +21,7 @@ from labkit._common.tables import ResultTable
 from labkit.device import gpus, launches, needs
 from labkit.kernels.baselines import Baseline
 
-PEAKS = ("fp32", "tf32", "f16")
+PEAKS = ("fp32", "tf32", "f16", "fp8")
 UNITS = ("GB/s", "TFLOP/s")
 
 
@@ -140,7 +140,7 @@ class Work:
     """What an operation costs at a size, and the sizes that it is timed at.
 
     flops(**size) and bytes(**size) are the minimum that any program must compute and move. unit is that of its reported
-    speed. peak says which units of the GPU bound the flops: "fp32", or the tensor cores in "tf32" or "f16".
+    speed. peak says which units of the GPU bound the flops: "fp32", or the tensor cores in "tf32", "f16" or "fp8".
     also_gpu holds sizes that `labkit bench` times beside timed_gpu. many_launches: a rung is a sequence of kernels,
     whose time from Python is Python's.
     """

@@ -36,7 +36,8 @@ from labkit.measure.machine import machine
 from labkit.measure.recorded import recorded
 from labkit.measure.timing import time_kernel
 
-PEAK_NAMES = {"fp32": "float32 peak", "tf32": "TF32 peak of the tensor cores", "f16": "f16 peak of the tensor cores"}
+PEAK_NAMES = {"fp32": "float32 peak", "tf32": "TF32 peak of the tensor cores", "f16": "f16 peak of the tensor cores",
+              "fp8": "FP8 peak of the tensor cores"}
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,16 @@ class Limits:
         """flop per byte at which both limits bind, in float32."""
         return self.ridge_of("fp32")
 
+    @property
+    def fp8_tflops(self) -> float | None:
+        """Twice f16's, where the tensor cores have FP8 at all."""
+        return None if self.f16_tflops is None else 2 * self.f16_tflops
+
     def ridge_of(self, peak: str) -> float:
         return 1000 * self.peak(peak) / self.bandwidth_gbs
 
     def peak(self, name: str) -> float:
-        """TFLOP/s of "fp32", "tf32" or "f16"; of a data sheet where they were not measured."""
+        """TFLOP/s of "fp32", "tf32", "f16" or "fp8"; of a data sheet where they were not measured."""
         value = getattr(self, f"{name}_tflops")
         if value is not None:
             return value
@@ -119,7 +125,7 @@ def bound(op: Op, size: dict, limits: Limits | None = None) -> Bound:
 
 
 def bound_of(nbytes: int, flops: int, peak: str, limits: Limits) -> Bound:
-    """The same from the bytes and the flops, and the units that compute these: "fp32", "tf32" or "f16"."""
+    """The same from the bytes and the flops, and the units that compute these: one of PEAKS."""
     bytes_ms = nbytes / limits.bandwidth_gbs / 1e6
     flops_ms = flops / limits.peak(peak) / 1e9
     return Bound(max(bytes_ms, flops_ms), "bytes" if bytes_ms >= flops_ms else "flops", nbytes, flops, limits, peak)
@@ -135,7 +141,8 @@ class Prediction(ResultTable):
         b = self.bound
         limits = b.limits
         peak = limits.peak(b.peak)
-        units = {"fp32": "in float32", "tf32": "in TF32 on tensor cores", "f16": "in f16 on tensor cores"}[b.peak]
+        units = {"fp32": "in float32", "tf32": "in TF32 on tensor cores", "f16": "in f16 on tensor cores",
+                 "fp8": "in FP8 on tensor cores"}[b.peak]
         binding = f"{b.binds}: the kernel waits for {'memory' if b.binds == 'bytes' else 'arithmetic'}"
         return {
             "title": f"{self.op} at {size_text(self.size)}: what the hardware allows",

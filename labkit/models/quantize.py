@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.linear.quantized import CODES, E4M3, GROUPS, INT4, INT8, MIDDLE, Quantized, e4m3_value
+from labkit.kernels.linear.quantized import CODES, E4M3, GROUPS, INT4, INT8, MIDDLE, Quantized, e4m3_codes, e4m3_value
 from labkit.models.configs import EMBEDDING, LlamaConfig
 from labkit.models.llama_reference import layer_activations
 
@@ -155,15 +155,6 @@ def values_of(codes, scales, zeros, format: str) -> np.ndarray:
     if format == E4M3:
         return e4m3_value(codes) * scales
     return (codes.astype(np.float64) - (0 if format == INT8 else MIDDLE if zeros is None else zeros)) * scales
-
-
-def e4m3_codes(values: np.ndarray) -> np.ndarray:
-    """Return the nearest E4M3 numbers, ties to even, as uint8; beyond the largest, 448, is 448."""
-    magnitude = np.minimum(np.abs(values), 448.0)
-    # -6 is the exponent of the smallest normal number, and of all below it; frexp calls that of 0 zero.
-    exponent = np.where(magnitude == 0, -6, np.maximum(np.frexp(magnitude)[1] - 1, -6))
-    significand = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int64)  # a carry into the exponent is right, too
-    return ((exponent + 6 << 3) + significand | np.signbit(values).astype(np.int64) << 7).astype(np.uint8)
 
 
 def _quantized(codes, scales, zeros, scheme: Scheme) -> Quantized:

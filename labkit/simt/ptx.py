@@ -18,7 +18,7 @@ from labkit.simt.stubs import Function
 
 WGMMA_COLUMNS = (8, 16, 32, 64, 96, 128, 192, 256)
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes of a swizzled row -> the layout type in a wgmma descriptor
-TENSOR_MAP_DTYPES = ("float16", "uint16", "float32")
+TENSOR_MAP_DTYPES = ("float16", "uint16", "float32", "uint8")
 INTRINSICS = {}
 
 
@@ -291,6 +291,15 @@ for _columns in WGMMA_COLUMNS:
             a0  A[row, q]        a1  A[row + 8, q]        a2  A[row, q + 4]        a3  A[row + 8, q + 4]
         """, _WG, interpreted=True,
     )
+for _columns in WGMMA_COLUMNS:
+    _intrinsic(
+        f"wgmma_m64n{_columns}k32_f32_e4m3", "acc da db accumulate", "warpgroup", SM90A, f"{_GM}: wgmma.mma_async",
+        f"""As wgmma_m64n{_columns}k16_f32_f16, of E4M3, an FP8 number: A is 64 x 32, B is 32 x {_columns}, both in
+        shared memory, a byte an element, K-major, the only order that FP8 has. In the 128-byte swizzle a row has 128
+        values of K, and da + uint64(2) advances k by 32.
+        D is float32, but a GPU adds the products with about 14 significant bits, those of the largest: the CPU device
+        adds them in float32, so only a GPU shows this error.""", _WG, interpreted=True,
+    )
 _intrinsic("wgmma_fence", "", "order", SM90A, f"{_GM}: wgmma.fence",
            """Orders what the warpgroup wrote to registers (acc) and shared memory before the wgmma that follow. Needed
            before the first one, and whenever other code has written acc. Nothing to do on the CPU device.""",
@@ -476,10 +485,10 @@ def check_tensor_map(array, box_rows, box_cols, swizzle, tf32):
 def tensor_map_2d(array, box_rows, box_cols, swizzle=128, tf32=False):
     """Describes a matrix for TMA: boxes of box_rows x box_cols elements, written to shared memory with this swizzle.
 
-    array: a C-contiguous device array of rank 2, float16, uint16 (bf16 bits) or float32, with rows of a multiple of 16
-    bytes. swizzle: 0, 32, 64 or 128 bytes, at least those of a row of the box. tf32: loads round float32 values to
-    TF32. Returns what a kernel takes as its tensor_map argument. Raises ValueError, naming the argument, for what TMA
-    cannot describe.
+    array: a C-contiguous device array of rank 2, float16, uint16 (bf16 bits), float32 or uint8 (FP8), with rows of a
+    multiple of 16 bytes. swizzle: 0, 32, 64 or 128 bytes, at least those of a row of the box. tf32: loads round
+    float32 values to TF32. Returns what a kernel takes as its tensor_map argument. Raises ValueError, naming the
+    argument, for what TMA cannot describe.
     """
     check_tensor_map(array, box_rows, box_cols, swizzle, tf32)
     return TensorMap(array, int(box_rows), int(box_cols), int(swizzle), bool(tf32))

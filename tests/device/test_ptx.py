@@ -13,6 +13,7 @@ from numba import float32, uint32, uint64
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.kernels.arguments import dynamic_shared
+from labkit.kernels.linear.quantized import e4m3_codes, e4m3_value
 from labkit.simt.errors import KernelAssertionError
 
 LANES = np.arange(32)
@@ -430,6 +431,21 @@ def test_wgmma_multiplies_tiles_in_shared_memory(columns, kind, b_major, rng):
     dynamic_shared(kernel, nbytes, *arguments)
     kernel[1, 128, 0, nbytes](*arguments)
     np.testing.assert_array_equal(out.copy_to_host(), a.astype(np.float64) @ b.astype(np.float64) + 3)
+
+
+@pytest.mark.parametrize("columns", [8, 64, 256])
+def test_wgmma_multiplies_tiles_of_e4m3(columns, rng):
+    """Integers up to 8 are exact, and so are their sums."""
+    needs(9)
+    a, b = (e4m3_codes(rng.integers(-8, 9, (rows, 128)).astype(np.float64)) for rows in (64, columns))
+    a_stored, b_stored = (swizzled(codes.view(np.float16)) for codes in (a, b))
+    kernel = make_wgmma(getattr(ptx, f"wgmma_m64n{columns}k32_f32_e4m3"), columns, 2, 16)
+    out = cuda.to_device(np.full((64, columns), np.nan, np.float32))
+    arguments = (cuda.to_device(a_stored), cuda.to_device(b_stored), float32(3.0), out)
+    nbytes = a.size + b.size
+    dynamic_shared(kernel, nbytes, *arguments)
+    kernel[1, 128, 0, nbytes](*arguments)
+    np.testing.assert_array_equal(out.copy_to_host(), e4m3_value(a) @ e4m3_value(b).T + 3)
 
 
 def words_of_a(a):

@@ -47,8 +47,8 @@ def test_an_op_shows_its_rungs_ideas():
 
 
 def test_peaks_and_baselines():
-    with pytest.raises(ValueError, match="peak is 'fp8'"):
-        replace(VECTOR_ADD.work, peak="fp8")
+    with pytest.raises(ValueError, match="peak is 'fp4'"):
+        replace(VECTOR_ADD.work, peak="fp4")
     assert Baseline("PyTorch", "torch", max, note="unfused").title == "PyTorch (unfused)"
     assert VECTOR_ADD.work.also_gpu == ({"n": 10_000_000},)
 

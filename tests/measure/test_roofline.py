@@ -100,11 +100,15 @@ def test_the_units_that_bound_an_op_are_its_own():
     assert tensor.ridge_of("tf32") == pytest.approx(40.0)
     with pytest.raises(ValueError, match="f16 peak of the tensor cores of NVIDIA Imaginary is not known"):
         bound(half, size, LIMITS)
+    eighth = bound(replace(MATMUL, work=replace(MATMUL.work, peak="fp8")), size, tensor)
+    assert eighth.label == "FP8 peak of the tensor cores, measured on NVIDIA Imaginary"
+    assert eighth.time_ms == bound(half, size, tensor).time_ms / 2
 
 
 def test_an_older_recording_of_an_h200_takes_its_tensor_peaks_from_the_data_sheet():
     old = Limits("NVIDIA H200", 4200.0, 65.0, "recorded on NVIDIA H200, 2026-01-02")
     assert (old.peak("fp32"), old.peak("tf32"), old.peak("f16")) == (65.0, 494.0, 989.0)
+    assert old.peak("fp8") == 2 * 989.0 and replace(old, f16_tflops=700.0).peak("fp8") == 1400.0
     assert old.peak_source("fp32").startswith("recorded")
     assert old.peak_source("f16") == "data sheet, not measured"
     half = replace(MATMUL, work=replace(MATMUL.work, peak="f16"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.linear.quantized import E4M3, INT4, INT8, e4m3_value
+from labkit.kernels.linear.quantized import E4M3, INT4, INT8, e4m3_codes, e4m3_value
 from labkit.models.configs import LlamaConfig
 from labkit.models.gpt2_reference import weights_of
 from labkit.models.llama_reference import activations
@@ -15,7 +15,6 @@ from labkit.models.load import load
 from labkit.models.quantize import (
     INPUTS,
     Scheme,
-    e4m3_codes,
     fitting_groups,
     gptq,
     hessian_of,

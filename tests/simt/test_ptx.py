@@ -8,6 +8,7 @@ from numba.core.types import float16, uint16
 from labkit import cuda, observe
 from labkit.device import ptx
 from labkit.kernels import arguments as launching
+from labkit.kernels.linear.quantized import e4m3_value
 from labkit.simt import errors, show, thread_order
 from labkit.simt.ptx import INTRINSICS
 from labkit.simt.ptx_interpreted.values import to_bf16
@@ -874,6 +875,38 @@ def test_wgmma(rng, columns, inputs, transposed, swizzle):
     assert np.abs(out.copy_to_host() - exact[rows, 8 * (j // 4) + 2 * (t % 4) + j % 2]).max() < 1e-4
 
 
+@pytest.mark.parametrize(("columns", "swizzle"), [(8, 128), (96, 128), (32, 0)])
+def test_wgmma_of_e4m3(rng, columns, swizzle):
+    """Two codes are an element of 16 bits to the kernel and the layout; NaN where only other products read."""
+    depth = 128 if swizzle else 32
+    a, b = (rng.integers(0, 0x7F, (rows, depth), np.uint8) | rng.integers(0, 2, (rows, depth), np.uint8) << 7
+            for rows in (64, columns))  # fmt: skip
+    a[:, 64:] = b[:, 64:] = 0xFF
+    kernel = _wgmma_kernel(getattr(ptx, f"wgmma_m64n{columns}k32_f32_e4m3"), columns, False, swizzle)
+    tiles = [laid_out(codes.view(np.uint16), swizzle, False) for codes in (a, b)]
+    out = cuda.device_array((128, columns // 2), np.float32)
+    kernel[1, 128, 0, a.size + b.size](*map(cuda.to_device, tiles), out)
+    a, b = e4m3_value(a), e4m3_value(b)
+    parts = slice(0, 32), slice(32, 64) if swizzle else slice(0, 32)
+    exact, scale = (sum(each[0][:, part] @ each[1][:, part].T for part in parts)
+                    for each in ((a, b), (np.abs(a), np.abs(b))))  # fmt: skip
+    t, j = np.arange(128)[:, None], np.arange(columns // 2)
+    where = 16 * (t // 32) + t % 32 // 4 + 8 * (j // 2 % 2), 8 * (j // 4) + 2 * (t % 4) + j % 2
+    assert (np.abs(out.copy_to_host() - exact[where]) <= 2.0**-22 * scale[where]).all()
+
+
+def test_nan_of_e4m3_reaches_its_row_alone(rng):
+    a, b = np.full((64, 32), 0x38, np.uint8), np.full((8, 32), 0x38, np.uint8)  # ones
+    a[5, 7] = 0x7F
+    kernel = _wgmma_kernel(ptx.wgmma_m64n8k32_f32_e4m3, 8, False, 0)
+    out = cuda.device_array((128, 4), np.float32)
+    kernel[1, 128, 0, a.size + b.size](*(cuda.to_device(laid_out(codes.view(np.uint16), 0, False)) for codes in (a, b)),
+                                       out)
+    found = out.copy_to_host()
+    assert np.isnan(found[20:24, :2]).all() and np.isnan(found).sum() == 8  # row 5: lanes 20 to 23, two columns each
+    assert (found[~np.isnan(found)] == 64).all()
+
+
 @cuda.jit
 def careless(out, mistake):
     tile = cuda.shared.array(3072, float16, alignment=1024)
@@ -961,7 +994,9 @@ def test_tensor_maps_that_tma_cannot_describe():
     good = cuda.to_device(np.zeros((8, 64), np.float16))
     for args, message in [
         ((np.zeros(8, np.float16), 8, 64), "rank 2"),
-        ((cuda.to_device(np.zeros((8, 64))), 8, 64), "dtype float64"),
+        ((cuda.to_device(np.zeros((8, 64))), 8, 64), "dtype float64; allowed are float16, uint16, float32, uint8"),
+        ((cuda.to_device(np.zeros((8, 24), np.uint8)), 8, 16), "24 elements, 24 bytes"),
+        ((cuda.to_device(np.zeros((8, 256), np.uint8)), 8, 144), "144 bytes; with swizzle=128"),
         ((cuda.to_device(np.zeros((8, 9), np.float16)), 8, 8), "9 elements, 18 bytes"),
         ((good, 300, 64), "box_rows is 300"),
         ((good, 8, 12), "box_cols is 12, 24 bytes"),

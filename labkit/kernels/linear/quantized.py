@@ -43,6 +43,15 @@ def e4m3_value(codes) -> np.ndarray:
     return np.where(codes >> 7 == 1, -value, value)
 
 
+def e4m3_codes(values: np.ndarray) -> np.ndarray:
+    """Return the nearest E4M3 numbers, ties to even, as uint8; beyond the largest, 448, is 448."""
+    magnitude = np.minimum(np.abs(values), 448.0)
+    # -6 is the exponent of the smallest normal number, and of all below it; frexp calls that of 0 zero.
+    exponent = np.where(magnitude == 0, -6, np.maximum(np.frexp(magnitude)[1] - 1, -6))
+    significand = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int64)  # a carry into the exponent is right, too
+    return ((exponent + 6 << 3) + significand | np.signbit(values).astype(np.int64) << 7).astype(np.uint8)
+
+
 class Packed(NamedTuple):
     """Weights as the kernels take them, in arrays of the host or of a device.
 

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit import measure
 from labkit._common.tables import number, size_text
+from labkit.kernels.op import PEAKS
 from labkit.measure import Ladder
 from labkit.measure.plots.style import (
     FAINT,
@@ -50,7 +51,8 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
         return every_rung(ladders, "Roofline")
     figure, (ax,) = new_figure([3.9], "Roofline", _summary("Roofline", ladders))
     with rc_context(STYLE):
-        peaks = ("fp32", "tf32", "f16") if any(one.peak != "fp32" for one in ladders) else ("fp32",)
+        used = {one.peak for one in ladders}
+        peaks = ("fp32",) if used == {"fp32"} else PEAKS if "fp8" in used else PEAKS[:3]
         roofs, bandwidth = _roofs(ladders, peaks)
         top = max(roofs.values())
         intensities = [one.flops / one.bytes for one in ladders]

@@ -16,7 +16,15 @@ from labkit.simt.ptx_interpreted.matrices import (
     words_of,
 )
 from labkit.simt.ptx_interpreted.under_way import WINDOW, AsyncCopy, MBarrier, Pending
-from labkit.simt.ptx_interpreted.values import VALUES, from_bf16, from_tf32, pack_bf162, pack_half2, rounded_to_tf32
+from labkit.simt.ptx_interpreted.values import (
+    VALUES,
+    from_bf16,
+    from_e4m3,
+    from_tf32,
+    pack_bf162,
+    pack_half2,
+    rounded_to_tf32,
+)
 from labkit.simt.typed_numbers import Uint32, Uint64
 
 
@@ -172,20 +180,20 @@ class Intrinsics:
         if "_ra" not in name:
             a = self._tile(name, a, 64, "_amn" in name, line, thread)
         b = self._tile(name, db, columns, name.endswith("_bmn"), line, thread)
-        # In float64 these sums of 16 products are exact but for rare cases: a row's do not depend on the rows beside
-        # it. A library's float32 product adds in an order that depends on where a row lies.
+        # In float64 these sums of 8 to 32 products are exact but for rare cases: a row's do not depend on the rows
+        # beside it. A library's float32 product adds in an order that depends on where a row lies.
         d = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float32)
         values = d[accumulator_positions(columns)]
         for array, new in zip(arrays, values, strict=True):
             array[...] = array + new if accumulate else new
 
     def _tile_addresses(self, name, descriptor, rows, mn_major, line, thread):
-        """Where the elements of the rows x 16 operand (x 8 in TF32) lie that a descriptor points to, from the window's
-        start."""
+        """Where the elements of the rows x 16 operand (x 8 in TF32, x 32 in E4M3) lie that a descriptor points to, from
+        the window's start."""
         start = (descriptor & 0x3FFF) << 4
         leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
         nbytes = LAYOUT_BYTES[descriptor >> 62 & 3]
-        itemsize = 4 if "_tf32" in name else 2
+        itemsize = 4 if "_tf32" in name else 1 if "_e4m3" in name else 2
         offsets = tile_offsets(rows, leading, stride, nbytes, mn_major, itemsize)
         addresses = swizzled(start + offsets, nbytes) - WINDOW
         window = self.execution.state.window
@@ -203,6 +211,8 @@ class Intrinsics:
         window = self.execution.state.window
         if "_tf32" in name:
             return from_tf32(window[: window.size // 4 * 4].view(np.uint32)[addresses // 4])
+        if "_e4m3" in name:
+            return from_e4m3(window[addresses])
         bits = window[: window.size // 2 * 2].view(np.uint16)[addresses // 2]
         return from_bf16(bits) if "_bf16" in name else bits.view(np.float16).astype(np.float32)
 

@@ -87,7 +87,7 @@ def swizzled(addresses, nbytes):
 @functools.lru_cache(256)
 def tile_offsets(rows, leading, stride, nbytes, mn_major, itemsize=2):
     """Where element (row, k) of a tile of rows x 16 float16 values lies, in bytes from its start, before the swizzle.
-    itemsize: 4 for rows x 8 float32 values, K-major.
+    itemsize: 4 for rows x 8 float32 values, 1 for rows x 32 of E4M3, both K-major.
 
     Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
     """

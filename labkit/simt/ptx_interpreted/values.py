@@ -23,6 +23,14 @@ def from_tf32(words):
     return (words & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def from_e4m3(codes):
+    """uint8 codes of E4M3 -> float32: sign, exponent and fraction in place, but for the exponent's bias, 7 and not 127.
+    0x7F and 0xFF are NaN."""
+    bits = codes.astype(np.uint32)
+    values = ((bits & 0x7F) << 20 | (bits & 0x80) << 24).view(np.float32) * np.float32(2.0**120)
+    return np.where(bits & 0x7F == 0x7F, np.float32(np.nan), values)
+
+
 def rounded_to_tf32(values):
     """float32 -> the nearest values of TF32, ties away from zero; NaN stays."""
     return np.where(np.isnan(values), values, from_tf32(values.view(np.uint32) + np.uint32(0x1000)))
