@@ -79,7 +79,7 @@ def make_attention(decoder: Decoder):
 
     @cuda.jit(device=True)
     def splits_of(step, row):
-        """Return (splits of a row, its tokens, of which the page table has room for all)."""
+        """Return (splits of a row, its tokens, at most as many as the page table holds)."""
         _, _, _, contexts, page_table, _ = step
         tokens = min(uint32(contexts[row]), u32.shape(page_table)[1] * PAGE)
         return (tokens + (SPLIT - 1)) // SPLIT, tokens
@@ -115,8 +115,8 @@ def make_attention(decoder: Decoder):
 
     @cuda.jit(device=True)
     def load_item(step, item, cache, layer, keys, values, cos_sin, warp, lane):
-        """Load this warp's page, and the cosines and sines of the newest token's position: NaN where there is none or
-        the page table is too short. All loads are in flight at once; tokens behind the last one are not read."""
+        """Load this warp's page and the cosines and sines of the newest token's position: NaN where the table has none,
+        or the page table is too short. All loads are in flight at once; tokens behind the last one are not read."""
         table, positions, _, contexts, _, rows = step
         row, _, split, _, tokens, start = item
         row = min(row, rows - 1)

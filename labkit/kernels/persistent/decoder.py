@@ -14,7 +14,7 @@ JOINS = 5  # of a layer: after qkv, attention, o, gate and up, down
 GROUP = 32  # columns that a warp loads at a time: 16 bytes of each of eight rows by four lanes
 GROUPS = 2  # of a warp in a stage
 PAD = 32  # elements behind each row of a stage
-QUERY_PAD = 4  # float32 between the halves of a query in shared memory, which two lanes read at once
+QUERY_PAD = 4  # float32 between the two parts of a query in shared memory, which two lanes read at once
 
 
 @dataclass(frozen=True)

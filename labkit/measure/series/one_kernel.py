@@ -3,11 +3,13 @@
     llama_one_kernel()      1 to 8 sequences with 1,024 tokens each: both graphs, agreement, the phases' times
 
 Prediction for one sequence on an H200, Llama 3.2 1B in bfloat16: 2.5 GB of weights and keys and values at 4.2 TB/s take
-0.60 ms. Of the 5 joins of each of 16 layers, some 1.5 us each, two are covered by the ring, which holds 200 KB of the
-next weights: 6 us of what an SM reads. From the end of qkv to the first gate lie three joins, attention (4 us) and the
-output projection, 10 us in all: 4 us of them exposed, 0.06 ms in 16 layers. With the first loads, the greedy token and
-the launches for sampling behind it (0.03 ms) the step should take 0.69 ms, where the graph of launches takes 0.93. For
-eight sequences the cache adds 0.23 GB (0.06 ms), and every SM reads eight rows of activations from L2: 0.80 ms.
+0.60 ms, of which a layer's 29 us and the head's 126. Memory is busy while the ring takes weights: between down and
+gate_up those are its 200 KB of each SM, and the 160 that qkv and o use, 11 us in all. In that time lie four joins (3.5,
+2, 1.5 and 2.5 us), qkv (2.5), attention (4: the queries' way from L2, a page, and the chain of fence, count and merge)
+and o (2), and gate_up's norm (1): 19 us, 8 of them exposed. Between gate_up and down the ring covers the join. So a
+layer takes 37 us and, with the first loads, the greedy token and the launches for sampling (0.03 ms), the step 0.75 ms,
+where the graph of launches takes 0.92. With eight sequences a block has eight items of attention, some 1.5 us each
+(+10 us), and reads eight rows of activations from L2 (+4 us): 0.97 ms.
 """
 
 from __future__ import annotations
