@@ -206,10 +206,11 @@ if not device.on_gpu():
     try:
         one_too_many[2, 32](np.zeros(1, np.uint32))
     except DeadlockError as error:
-        print(error)
+        print(error.sentence)
 
 # %% [markdown]
-# It names the thread that spins and its line, the `while` in `wait`.
+# It names the threads that wait, and their lines in `joins.py`: one spins in the loop of `wait`, and the others have
+# come to the barrier behind it.
 #
 # ## A ring that runs ahead
 #
@@ -335,12 +336,12 @@ def decode(model, chosen):
     return logits, graphs.capture(lambda stream: model.forward(last, cache, ws, stream), warm_up=False).nodes
 
 
-truth = [activations(TINY, weights_of(model.tensors, TINY, "bfloat16"), prompt)["logits"][-1]
-         for model in [models["launches"]] for prompt in prompts]
+weights = weights_of(models["launches"].tensors, TINY, "bfloat16")
+truth = np.array([activations(TINY, weights, prompt)["logits"][-1] for prompt in prompts])
 differences = []
-for name, model in models.items():
+for model in models.values():
     logits, nodes = decode(model, (0, 1, 2))
-    differences.append(Difference.between(f"logits, {nodes} launch{'es' * (nodes > 1)}", logits, np.array(truth),
+    differences.append(Difference.between(f"logits, {nodes} launch{'es' * (nodes > 1)}", logits, truth,
                                           8 * BFLOAT16.eps * np.abs(truth).max()))
 Parity(tuple(differences), title="The last tokens of three sequences, against NumPy in float64").check()
 

@@ -114,8 +114,9 @@ def with_and_without(phases: Sequence[Phase], ring_kb: float, shown: Sequence[in
             ax.set_ylim(len(shown) - 0.4, -0.6)
             panel_title(ax, f"{name}: {us[name]:.1f} us")
         *_, spans = layers.values()
+        first = shown[0]
         ends = [(at - spans[0].begin[0], level) for span in spans
-                for at, level in zip((span.begin[shown[0]], span.end[shown[0]]), span.level[shown[0]], strict=True)]
+                for at, level in zip((span.begin[first], span.end[first]), span.level[first], strict=True)][:-1]
         rate, speed = parameters["kb_per_us"], parameters["speed"]
         points = ends[:1]
         for (begin, before), (end, after) in pairwise(ends):  # it rises or falls as fast as it can, and then stays
@@ -125,7 +126,7 @@ def with_and_without(phases: Sequence[Phase], ring_kb: float, shown: Sequence[in
         axes[2].set_ylim(0, 1.1 * ring_kb)
         axes[2].set_ylabel("KB")
         axes[2].set_xlabel("microseconds, calculated")
-        panel_title(axes[2], f"what the ring of SM {shown[0]} holds")
+        panel_title(axes[2], f"what the ring of SM {first} holds")
         for ax in axes:
             ax.set_xlim(0, 1.02 * max(us.values()))
             grid_along(ax, "x")
@@ -136,19 +137,20 @@ def with_and_without(phases: Sequence[Phase], ring_kb: float, shown: Sequence[in
 def recorded_layer(series: dict) -> CourseFigure:
     """A panel for each recorded number of sequences, a line for each block; white is waiting at a join."""
     panels = series["timelines"]
-    figure, axes = new_figure([1.9] * len(panels), "The middle layer on every SM", f"{taken(series)}: " + "; ".join(
-        f"{panel['sequences']} sequences, a layer {_layer_us(panel):.1f} us" for panel in panels) + ".", gap=0.86)
+    names = [f"{count_of(panel['sequences'], 'sequence')}: {_layer_us(panel):.1f} us" for panel in panels]
+    figure, axes = new_figure([1.9] * len(panels), "The middle layer on every SM",
+                              f"{taken(series)}: {'; '.join(names)}.", gap=0.86)
     with rc_context(STYLE):
-        for ax, panel in zip(axes, panels, strict=True):
+        for ax, panel, name in zip(axes, panels, names, strict=True):
             marks = np.array(panel["middle_layer_ns"]) / 1e3
             marks -= marks[:, 0].min()
-            for number, name in enumerate(PHASES):
+            for number, phase in enumerate(PHASES):
                 begin, end = marks[:, 2 * number], marks[:, 2 * number + 1]
-                ax.barh(np.arange(len(marks)), end - begin, left=begin, height=1.0, linewidth=0, color=COLOURS[name])
+                ax.barh(np.arange(len(marks)), end - begin, left=begin, height=1.0, linewidth=0, color=COLOURS[phase])
             ax.set_ylim(len(marks) - 0.5, -0.5)
             ax.set_ylabel("block")
             grid_along(ax, "x")
-            panel_title(ax, f"{panel['sequences']} sequence{'s' * (panel['sequences'] > 1)}: {_layer_us(panel):.1f} us")
+            panel_title(ax, name)
         axes[-1].set_xlabel("microseconds")
     key(figure, [(NAMES[name], COLOURS[name]) for name in PHASES])
     foot(figure, taken(series))

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 
 from labkit.simt.errors import shown_index
-from labkit.simt.observer.report import KernelFinding
 from labkit.simt.ir import IntrinsicCall
+from labkit.simt.observer.report import KernelFinding
 from labkit.simt.spins import is_spin
 
 CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
