@@ -37,19 +37,20 @@ table([(step["launches"], bound_us, step_us, bound_us / step_us, (step_us - boun
 #   the same time, and the memory is idle.
 # - *At the end.* When some blocks have finished and others have not, the memory serves only the others.
 #
-# Each step so far removed a part of that. Launched one by one from Python, a kernel costs the host several
-# microseconds. A graph (lesson 13) leaves the host out. With programmatic dependent launch (lesson 43) a kernel begins
+# Earlier lessons removed a part of that. Launched one by one from Python, each kernel costs the host several
+# microseconds; a graph (lesson 13) leaves the host out. With programmatic dependent launch (lesson 43) a kernel begins
 # while the one before it ends, and brings its first weights into L2 meanwhile. The graph in the table already does
-# that. There is one step left: a single launch for the whole token. This lesson is about how to build such a kernel.
-# Its time on a GPU has not been recorded yet.
+# that. One step is left: a single launch for the whole token. This lesson shows how to build such a kernel, and
+# calculates what it might save. Its time on a GPU has not been recorded yet.
 #
 # ## Blocks that stay
 #
 # The persistent blocks of lesson 10 stay on their SMs while they compute one part of a product after another. A
-# *persistent kernel* for a token goes further: its blocks stay for all products, from the embedding to the last logit.
-# There is one block for each SM. Each product is a *phase*, in which the blocks take tiles of eight rows of weights in
-# turn: block b of 132 computes tiles b, b + 132, b + 264 and so on. How many tiles does the busiest block have in each
-# phase of a layer, and which share of all blocks' time is spent working, if each tile takes equally long?
+# *persistent kernel* for a token goes further: its blocks stay for all products, from the embedding to the last
+# logit. There is one block for each SM. Each product is a *phase*, in which the blocks take tiles of eight rows of
+# weights in turn: block b of 132 computes tiles b, b + 132, b + 264 and so on. `Decoder` holds the sizes of the
+# model, and those of the kernel. How many tiles does the busiest block have in each phase of a layer, and for what
+# share of the time do the blocks work on average, if all tiles take equally long?
 
 # %%
 from labkit.course.drawings import one_kernel as pictures
@@ -66,15 +67,15 @@ for name, rows in rows_of.items():
 table(found, {"phase": "", "tiles": "", "of the busiest block": "", "working": ".1%"})
 
 # %% [markdown]
-# Tiles of eight rows are small enough to be shared almost evenly, and the tail is a few percent.
+# Tiles of eight rows are small enough to be shared almost evenly. The tail of a phase is a few percent.
 #
 # ## Joins
 #
-# The rows of a phase need all results of the phase before it. Launches gave that for nothing: a kernel sees all that
-# the one before it has written. In a persistent kernel the blocks have to wait for one another. A *join* is a point
-# that a block passes when all blocks have arrived there. A counter in global memory is enough for it. Each block that
-# has finished its phase adds 1, and waits until the counter has reached the number of blocks. At the next join it waits
-# for twice that number, and so on, so that nobody has to set the counter back in between.
+# Each phase needs all results of the phase before it. Launches give that for nothing: a kernel sees all that the one
+# before it has written. In a persistent kernel the blocks have to wait for one another. A *join* is a point that a
+# block passes when all blocks have arrived there. All it takes is a counter in global memory. A block that has finished
+# its phase adds 1, and waits until the counter has reached the number of blocks. At the next join it waits for twice
+# that number, and so on, so the counter need not be set back in between.
 
 # %%
 from labkit import cuda, observe, ptx, show_source, u32
@@ -90,10 +91,10 @@ show_source(wait)
 # results before thread 0 arrives, and that none of them reads before thread 0 has seen the others.
 #
 # But a counter alone is not enough. A GPU may make the writes of a thread visible to other SMs in another order than
-# the program's, so a block could see the counter rise and still read old results. `add_release` adds to the counter
-# after everything that was written before it. `load_acquire` reads the counter, and what is read after it is no older
-# than what was released. These two are a *release* and an *acquire*. An ordinary load is wrong for two reasons: the
-# compiler may read the counter once and keep it in a register, so that the loop never ends, and later loads may be
+# the program's, so a block could see the counter rise and still read old results. *Release and acquire* are the cure.
+# `add_release` adds to the counter only after everything before it has been written. `load_acquire` reads the counter,
+# and everything read after it is at least as new as what was released. With an ordinary load two things can go wrong:
+# the compiler may load the counter once and keep it in a register, so that the loop never ends, and later loads may be
 # served from an old line of L1.
 #
 # Numba has the same in two parts, `cuda.threadfence()` before an atomic addition, and an atomic that adds 0 to read.
@@ -174,22 +175,23 @@ table(found, {"join": "", "largest error": ".0e", "races": ""})
 print(reports["without_a_fence"].races[0].sentence)
 
 # %% [markdown]
-# Three results are right, and only two of the kernels. The CPU device runs one thread at a time and forgets no write,
-# so the missing fence changes nothing there, and on a GPU it may go well for a long time. `observe` does not look at
-# the result. It looks for what orders the write before the read, and finds nothing.
+# Three results are right, but only two of the kernels are. The CPU device runs one thread at a time, and all others see
+# its writes immediately, so the missing fence changes nothing there. On a GPU it may go well for a long time. `observe`
+# does not compare results. It looks for something that orders the write before the read, and finds nothing.
 #
 # ## All blocks have to be resident
 #
-# A launch may have more blocks than the SMs can hold. The others start when earlier ones end. In a persistent kernel no
-# block ends before all have arrived, and those that have not started never arrive: the kernel hangs. The same goes for
-# a block that arrives at one join less than the others. So a launch has at most as many blocks as are resident at the
-# same time. The kernel here takes nearly all of the shared memory of an SM, one block for each SM is all that fits, and
-# that is how many are launched. CUDA's *cooperative* launches refuse a grid that is too large. The scan in lesson 19
-# could do with less, because its blocks wait only for blocks that have already started.
+# An ordinary launch may have more blocks than the SMs can hold. The rest start when earlier ones end. In a persistent
+# kernel no block ends before all have arrived, and those that have not started never arrive: the kernel hangs. It hangs
+# as well if a block skips a join that the others wait at. So a launch may only have as many blocks as can be resident
+# at the same time. A block of this kernel needs nearly all of an SM's shared memory, so only one fits, and the launch
+# has one for each SM. CUDA's *cooperative* launches refuse a grid that is too large. The scan of lesson 19 needed no
+# such limit, because its blocks wait only for blocks that have already started.
 #
-# A launch that hangs tells you nothing. `wait` therefore gives up after seconds, by an instruction that stops the
-# launch with an error. On the CPU device all blocks of such a launch take turns, so there are never too many. But a
-# wait for a block that does not exist is found. What does the error name?
+# A launch that hangs reports nothing. So `wait` gives up after some seconds, with an instruction that stops the launch
+# with an error. On the CPU device all blocks of such a launch take turns, so there are never too many. But a wait that
+# nothing can end is a `DeadlockError`. Below, two blocks wait for a third. Which threads will the error name, and what
+# do they wait for?
 
 # %%
 from labkit import device
@@ -214,17 +216,20 @@ if not device.on_gpu():
 #
 # ## A ring that runs ahead
 #
-# So far, joins only replace launches: the blocks wait, start their loads, and wait for the first bytes. The gain is in
-# what a block may do while it waits. Activations depend on the phase before. Weights do not depend on anything that the
+# So far, joins only replace launches: the blocks wait, start their loads, and wait for the first bytes. What matters is
+# what a block can do while it waits. Activations depend on the phase before. Weights do not depend on anything that the
 # kernel computes. So one warp of each block does nothing but copy weights, into a ring of stages as in lesson 10. It
-# never comes to a join. It only waits until a stage is empty, and goes on to the weights of the next phase, the next
-# layer, and finally the logits. This is what [B. Spector et al.
-# (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) call a *megakernel* without bubbles.
+# takes no part in the joins. It waits until a stage is empty, fills it, and goes on to the weights of the next phase,
+# the next layer, and finally the logits. [B. Spector et al.
+# (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) built such a *megakernel* for Llama 1B, to be
+# rid of what they call bubbles.
 #
-# `full` and `empty` are arrays with an mbarrier for each stage. `bulk_load` copies a row of a tile without a tensor
-# map, 16 bytes or a multiple of that, and its bytes count at `full`. The warps that multiply arrive at `empty`. In lap
-# 0 the copying warp waits for parity 1, which a new mbarrier has passed: all stages begin empty. This is the loop over
-# the rows of a matrix:
+# `full` and `empty` are arrays with an mbarrier for each stage. The copying warp announces the bytes of a stage with
+# `ptx.mbarrier_expect_tx`. Then each lane starts a bulk copy of one row of the tile with `ptx.bulk_load`: 16 bytes or a
+# multiple of that, without a tensor map. The bytes count at `full`. The warps that multiply wait there with
+# `ptx.mbarrier_wait`, and when they have read a stage they arrive at `empty` with `ptx.mbarrier_arrive`. In lap 0 the
+# copying warp waits for parity 1 of `empty`. A new mbarrier lets such a wait pass, so all stages are empty to begin
+# with. This is the loop over the rows of a matrix:
 
 # %%
 from labkit.kernels.persistent.ring import make_load_matrix
@@ -233,8 +238,10 @@ show_source(make_load_matrix, "for row0 in", "count = next_stage")
 
 # %% [markdown]
 # And this is the whole idea in one small kernel. It multiplies a vector by one matrix after another, with a join in
-# between. The ring has two stages of one row each. Thread 32 copies, warp 0 multiplies. When the thread requests the
-# first row of a matrix, it also writes down how many blocks have not arrived yet at the join before it. Are there any?
+# between. The ring has two stages of one row each. Thread 32 copies, warp 0 multiplies. At the start
+# `ptx.mbarrier_init` sets how many threads end a phase of an mbarrier by arriving, and `ptx.fence_mbarrier_init` makes
+# the new mbarriers visible to the copies. When thread 32 requests the first row of a matrix, it also stores how many
+# blocks have not arrived yet at the join before it. Are there any?
 
 # %%
 from numba import uint64
@@ -291,8 +298,8 @@ print(f"largest error {np.abs(x[3] - truth).max():.0e}, races: {len(report.races
 table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {block}: missing" for block in range(4))])
 
 # %% [markdown]
-# In each block the first row of the next matrix was requested before all blocks had arrived, and by the time they have,
-# it is there. `observe` runs the kernel in plain Python, warp by warp, so these counts are no times. But they show that
+# In every block the first row of the next matrix was requested before all blocks had arrived at the join. `observe`
+# runs the kernel in plain Python, one thread after another, so the counts say nothing about time. But they show that
 # the copies do not wait for the join.
 #
 # ## A token in one launch
@@ -302,13 +309,14 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 # compute capability 9.0{{ hardware }} or later. These are the phases of a layer, with a join after each of the five:
 #
 # - the norm, and queries, keys and values
-# - rotation, the cache, and attention; each block takes its share of the pairs of a sequence and a head
+# - rotation, the cache, and attention
 # - the output of attention, added to the residual stream
 # - the norm, gate, up and SwiGLU
 # - down, added to the residual stream
 #
-# Here is the model with tiny random weights, and three sequences of 20, 1 and 17 tokens, whose last ones are computed
-# in one kernel. How many launches does a step have in each form, and how far are the logits from NumPy in float64?
+# Here is a tiny model, for which `RandomTensors` makes random weights, and three sequences of 20, 1 and 17 tokens. A
+# step computes the last token of each. `Difference` compares its logits with NumPy in float64, and allows eight
+# roundings of the largest logit. How many launches does the step have in each form, and will both be within that?
 
 # %%
 from labkit import graphs
@@ -346,11 +354,11 @@ for model in models.values():
 Parity(tuple(differences), title="The last tokens of three sequences, against NumPy in float64").check()
 
 # %% [markdown]
-# One launch instead of many, and both are a few roundings of bfloat16 from the truth.
+# One launch instead of many, and both are well within the roundings of bfloat16.
 #
-# A row of activations is multiplied in the same way whatever rows are beside it: the columns are divided among the
-# warps in the same way, and the sums of the warps are added in the same order. So a sequence should get the same bits
-# in each batch. How many of its logits change when the third sequence is alone, or comes first?
+# A row of activations is multiplied in the same way whatever the other rows are: its columns are always divided among
+# the warps in the same way, and the warps' sums are added in the same order. So a sequence should get the same bits in
+# every batch. How many of its logits change when the third sequence is alone, or comes first?
 
 # %%
 together, _ = decode(models["one kernel"], (0, 1, 2))
@@ -362,11 +370,11 @@ table([(str(chosen), int((decode(models["one kernel"], chosen)[0][place] != toge
 #
 # ## What a ring can cover
 #
-# What should one expect of the ring? Here is a calculation, not a measurement. Divide the memory's bandwidth by the
-# SMs: each of 132 can read {{ rate_kb:.0f }} KB in a microsecond. While the warps of a block wait for t us, the copying
-# warp can read t times that, until the ring is full. With a ring of R bytes, a wait is covered up to R divided by that
-# rate. The rest of it is lost, and if the phase has fewer weights than the ring, the ring covers several waits in a row
-# together.
+# How much can the ring save? Here is a calculation, not a measurement. Divide the memory's bandwidth among the SMs:
+# each of 132 can read {{ rate_kb:.0f }} KB in a microsecond. While the other warps of a block wait, the copying warp
+# reads at that rate until the ring is full. So a ring of R bytes covers a wait of R divided by the rate, and what is
+# longer is lost. If a phase has fewer weights than the ring holds, the ring does not become empty in between, and has
+# to cover the waits before and after that phase together.
 #
 # For Llama 3.2 1B the kernel has a ring of {{ ring_kb:.0f }} KB. Suppose that a join takes 1.5 us{{ example }} after
 # the last block has arrived, and attention 4 us{{ example }}. Between the product for queries, keys and values and the
@@ -378,14 +386,13 @@ table([("the ring", ring_kb / kb_per_us), ("one join", join_us), ("join, attenti
       {"": "", "us": ".1f"})
 
 # %% [markdown]
-# A join alone is covered {{ words(ring_us / 1.5) }} times over. The stretch with attention is longer than the ring, and
-# {{ 7 - ring_us:.1f }} us of it are lost. Then come the tiles of the next product, which are already there, and the
-# next join.
+# The ring could cover a join {{ words(ring_us / 1.5) }} times over. The stretch with attention is longer than that, and
+# for {{ 7 - ring_us:.1f }} us of it the memory is idle.
 #
-# To follow this through a layer we need two more numbers. Let an SM multiply from shared memory three{{ example }}
-# times as fast as memory delivers, and let the first bytes of a phase take 0.8 us{{ example }} to arrive if none were
-# requested before. Every SM gets its own share of the bandwidth, even while others wait. How much of the layer does the
-# ring save?
+# To follow this through a layer, two more assumptions are needed. Let an SM multiply what is in shared memory
+# three{{ example }} times as fast as memory delivers, and let the first bytes of a phase take 0.8 us{{ example }} to
+# arrive if none were requested before. No SM reads faster than its share, even while others wait. How much of a layer's
+# time does the ring save?
 
 # %%
 phases = pictures.decode_phases(decoder, 132, attention_us)
@@ -393,13 +400,13 @@ assumed = {"kb_per_us": kb_per_us, "join_us": join_us, "start_us": 0.8, "speed":
 pictures.with_and_without(phases, ring_kb, shown=(0, 120, 131), **assumed)
 
 # %% [markdown]
-# SM 0 belongs to those with one tile more than the others. Without a ring every phase begins with an empty pipeline.
-# With one, `qkv` and `o` are mostly there when they begin, and SMs that finish early use the time to copy. The ring
-# itself is full only around attention. In this calculation the ring saves a third of a
-# layer's time.
+# In this calculation it saves nearly a third. SM 0 is one of those with the most tiles. Without a ring every phase
+# begins with nothing in flight. With one, all of `o` and half of `qkv` are there when the phase begins, and SMs that
+# finish early use the time to copy. The ring is full only around attention.
 #
-# Shared memory limits the ring. How much would a smaller or a larger one change? The last column is the time that the
-# bytes need, as a share of the calculated time of all 16 layers.
+# Shared memory limits the ring. The next table has the calculated time of all 16 layers for rings of other sizes, and
+# the time that the bytes alone would need, as a share of it. Would a quarter of the ring do, and would twice as large a
+# ring help?
 
 # %%
 found = []
@@ -411,13 +418,13 @@ for size in (0, 50, ring_kb, 400):
 table(found, {"KB in the ring of an SM": "", "us, calculated": ".0f", "memory works": ".0%"})
 
 # %% [markdown]
-# A quarter of the ring is enough for the joins, and the rest is for attention. Twice the ring adds little.
+# A quarter of the ring covers the joins, and most of the rest is for attention. Twice the ring adds little.
 #
-# The calculation leaves out much: that a copy through bulk loads may not reach the memory's full bandwidth, that norms
-# and sums take time, and that all SMs load the same activations after a join. Whether the kernel comes close to it, or
-# is even faster than the graph of launches, is for a measurement to say. `labkit bench llama_one_kernel` takes it, and
-# also records when each block begins and ends each phase. If that has been recorded, the next figure shows it. Compare
-# it with the calculation: which phases take longer than their bytes, and where do blocks wait?
+# The calculation leaves out a lot. Bulk copies may not reach the bandwidth of a plain copy, norms and sums take time,
+# and after each join all SMs load the same activations. Only a measurement can tell whether the kernel comes close, and
+# whether it is faster than the graph of launches. `labkit bench llama_one_kernel` makes it, and also records when each
+# block begins and ends each phase. If there is such a recording, the next figure shows a layer of it, with a line for
+# each block.
 
 # %%
 recorded = measure.recorded_series("llama_one_kernel")
@@ -431,11 +438,11 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 #
 # ## What I learned
 #
-# - A launch ends with a barrier for the whole GPU and an empty pipeline. A persistent kernel needs the barrier, but not
-#   the empty pipeline.
-# - A counter says that others have arrived. Only release and acquire say that their results can be read.
-# - Blocks that wait for one another all have to be resident.
-# - Weights depend on nothing, so they can be requested before they are needed. How far ahead, the size of a ring says.
+# - Between two launches lies a barrier for the whole GPU, and after it nothing is in flight. A persistent kernel keeps
+#   the barrier, but its copies go on.
+# - A counter tells that other blocks have arrived. Only with release and acquire can their results be read.
+# - Blocks that wait for one another must all be resident.
+# - Weights depend on nothing that is computed, so they can be requested early. The size of the ring limits how early.
 #
 # ## Resources
 #
@@ -450,8 +457,7 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 #
 # ## Try it
 #
-# - In `chain`, let all threads wait at the join before the next row is copied. What do the counts say now?
-# - Give `chain` a ring of four stages. Which counts change?
+# - In `chain`, let thread 32 wait at the join, too: `arrive` and `wait` then need 64 threads. What are the counts now?
 # - Draw the calculation with `join_us=5`, and with attention of 12 us{{ example }}. Which phases are still covered?
 # - With a GPU: `labkit bench llama_one_kernel`.
 #
@@ -460,8 +466,9 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 
 # %% [numbers]
 # one = series.llama_decode.rows[0]
-# above_us = 1000 * (one.ms.p50 - one.bound_ms) / one.launches
-# under_two_thirds = one.bound_ms / one.ms.p50 < 2 / 3
+# bound_us = one.bytes / limits.bandwidth_gbs / 1000
+# above_us = (1000 * one.ms.p50 - bound_us) / one.launches
+# under_two_thirds = bound_us / one.ms.p50 / 1000 < 2 / 3
 # rate_kb = limits.bandwidth_gbs / 132
 # ring_kb = 12 * 8 * (16 * 2 * 32 + 32) * 2 / 1000
 # ring_us = ring_kb / rate_kb

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from labkit.course.drawings.one_kernel import Phase, simulate, tiles_of
 
 from labkit.course.drawings import one_kernel as pictures
-from labkit.course.drawings.one_kernel import Phase, simulate, tiles_of
 from labkit.kernels.persistent.decoder import JOINS, Decoder
 
 PNG = b"\x89PNG"

@@ -10,9 +10,9 @@ element for each block. `counters` (1,), uint32, is 0 when the kernel starts. Do
 wait for a larger value at the second one. The parameters are `x`, `largest`, `sums`, `counters` and `out`.
 """
 
-HINTS = ("A join begins and ends with a barrier of the block. In between one thread calls cuda.threadfence(), adds 1 to "
-         "counters[0] with an atomic, and waits in a loop that reads it with cuda.atomic.add(counters, 0, 0). What has "
-         "to be in memory before the join, and which blocks read it after the join?",
+HINTS = ("A join begins and ends with a barrier of the block. In between one thread calls cuda.threadfence(), adds 1 "
+         "to counters[0] with an atomic, and waits in a loop that reads it with cuda.atomic.add(counters, 0, 0). What "
+         "has to be in memory before the join, and which blocks read it after the join?",
          "Within a block, put the threads' maxima into an array of 64 in shared memory, and let thread 0 write the "
          "largest of them to largest[blockIdx.x]. After the join each thread looks at the three elements of `largest`. "
          "The same again for the sums. The second join waits until the counter is 2 * gridDim.x.",
