@@ -98,10 +98,10 @@ show_source(wait)
 # served from an old line of L1.
 #
 # Numba has the same in two parts, `cuda.threadfence()` before an atomic addition, and an atomic that adds 0 to read.
-# The next kernel subtracts the mean of an array from all of its elements. First each block adds up its part, and after
-# a join it adds up what all blocks found. Four joins are tried: labkit's, the same with Numba's functions, one with the
-# fence left out, and one that arrives and does not wait. Which of them give the right result on the CPU device, and
-# which have a race according to `observe`?
+# The next kernel subtracts the mean of an array from all of its elements. First each block adds up its part, and
+# after a join it adds up what all blocks found. Four joins are tried: labkit's, the same with Numba's functions, one
+# with the fence left out, and one that arrives and does not wait. Which of the four joins give the right result on
+# the CPU device, and which have a race according to `observe`?
 
 # %%
 import numpy as np
@@ -239,9 +239,10 @@ show_source(make_load_matrix, "for row0 in", "count = next_stage")
 # %% [markdown]
 # And this is the whole idea in one small kernel. It multiplies a vector by one matrix after another, with a join in
 # between. The ring has two stages of one row each. Thread 32 copies, warp 0 multiplies. At the start
-# `ptx.mbarrier_init` sets how many threads end a phase of an mbarrier by arriving, and `ptx.fence_mbarrier_init` makes
-# the new mbarriers visible to the copies. When thread 32 requests the first row of a matrix, it also stores how many
-# blocks have not arrived yet at the join before it. Are there any?
+# `ptx.mbarrier_init` sets how many threads end a phase of an mbarrier by arriving, and `ptx.fence_mbarrier_init`
+# makes the new mbarriers visible to the copies. When thread 32 requests the first row of the second and the third
+# matrix, it also stores how many blocks are still missing at the join before it. Will blocks be missing when the
+# first row of the next matrix is requested?
 
 # %%
 from numba import uint64
@@ -316,7 +317,8 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 #
 # Here is a tiny model, for which `RandomTensors` makes random weights, and three sequences of 20, 1 and 17 tokens. A
 # step computes the last token of each. `Difference` compares its logits with NumPy in float64, and allows eight
-# roundings of the largest logit. How many launches does the step have in each form, and will both be within that?
+# roundings of the largest logit. How many launches does the step have in each form, and will both forms be within
+# eight roundings?
 
 # %%
 from labkit import graphs
@@ -377,8 +379,9 @@ table([(str(chosen), int((decode(models["one kernel"], chosen)[0][place] != toge
 # to cover the waits before and after that phase together.
 #
 # For Llama 3.2 1B the kernel has a ring of {{ ring_kb:.0f }} KB. Suppose that a join takes 1.5 us{{ example }} after
-# the last block has arrived, and attention 4 us{{ example }}. Between the product for queries, keys and values and the
-# next one are a join, attention and another join. How many microseconds can the ring cover, and is that enough?
+# the last block has arrived, and attention 4 us{{ example }}. Between the product for queries, keys and values and
+# the next one are a join, attention and another join. For how many microseconds can the ring cover a wait, and is
+# that enough for a join, attention and another join?
 
 # %%
 kb_per_us, ring_kb, join_us, attention_us = bandwidth / 132 / 1e9, decoder.ring_bytes / 1e3, 1.5, 4.0
@@ -391,8 +394,8 @@ table([("the ring", ring_kb / kb_per_us), ("one join", join_us), ("join, attenti
 #
 # To follow this through a layer, two more assumptions are needed. Let an SM multiply what is in shared memory
 # three{{ example }} times as fast as memory delivers, and let the first bytes of a phase take 0.8 us{{ example }} to
-# arrive if none were requested before. No SM reads faster than its share, even while others wait. How much of a layer's
-# time does the ring save?
+# arrive if none were requested before. No SM reads faster than its share, even while others wait. How much of a
+# layer's time does the ring save in this calculation?
 
 # %%
 phases = pictures.decode_phases(decoder, 132, attention_us)
@@ -400,13 +403,13 @@ assumed = {"kb_per_us": kb_per_us, "join_us": join_us, "start_us": 0.8, "speed":
 pictures.with_and_without(phases, ring_kb, shown=(0, 120, 131), **assumed)
 
 # %% [markdown]
-# In this calculation it saves nearly a third. SM 0 is one of those with the most tiles. Without a ring every phase
-# begins with nothing in flight. With one, all of `o` and half of `qkv` are there when the phase begins, and SMs that
-# finish early use the time to copy. The ring is full only around attention.
+# It saves nearly a third. SM 0 is one of those with the most tiles. Without a ring every phase begins with nothing in
+# flight. With one, all of `o` and half of `qkv` are there when the phase begins, and SMs that finish early use the time
+# to copy. The ring is full only around attention.
 #
 # Shared memory limits the ring. The next table has the calculated time of all 16 layers for rings of other sizes, and
-# the time that the bytes alone would need, as a share of it. Would a quarter of the ring do, and would twice as large a
-# ring help?
+# the time that the bytes alone would need, as a share of it. Is a quarter of the ring enough, and does a ring of twice
+# the size help?
 
 # %%
 found = []
@@ -419,6 +422,8 @@ table(found, {"KB in the ring of an SM": "", "us, calculated": ".0f", "memory wo
 
 # %% [markdown]
 # A quarter of the ring covers the joins, and most of the rest is for attention. Twice the ring adds little.
+#
+# ## On a GPU
 #
 # The calculation leaves out a lot. Bulk copies may not reach the bandwidth of a plain copy, norms and sums take time,
 # and after each join all SMs load the same activations. Only a measurement can tell whether the kernel comes close, and
