@@ -153,9 +153,10 @@ check("wait_for_neighbours", wait_for_neighbours)
 # %% [markdown]
 # ## 4 · The copying warp
 #
-# `out` (n,) should be the sums of the rows of `a` (n, 64), float32. A launch has three blocks, and block b takes rows b,
-# b + 3, b + 6 and so on. A block has two warps and a ring of two stages, each for one row. Warp 0 is given: for each of
-# its rows it waits until the next stage is full, adds up the row, and arrives at `empty`.
+# `out` (n,) should be the product of `a` (n, 64) and `x` (64,), float32. A launch has three blocks, and block b takes
+# rows b, b + 3, b + 6 and so on of `a`. A block has two warps and a ring of two stages, each for one row. Warp 0 is
+# given: it keeps `x` in registers, and for each row it waits until the next stage is full, multiplies, and arrives at
+# `empty`.
 #
 # Write the copying warp, warp 1. Thread 32 alone is enough. For each row of this block, in the same order, it should wait
 # until the stage is empty, announce 256 bytes at `full`, and start the copy with
@@ -165,7 +166,7 @@ check("wait_for_neighbours", wait_for_neighbours)
 
 # %%
 @cuda.jit
-def copying_warp(a, out):
+def copying_warp(a, x, out):
     ring = cuda.shared.array(128, float32, alignment=16)  # two rows
     full, empty = cuda.shared.array(2, uint64), cuda.shared.array(2, uint64)
     thread = cuda.threadIdx.x
@@ -177,10 +178,11 @@ def copying_warp(a, out):
     cuda.syncthreads()
     count = 0
     if thread < 32:
+        x_low, x_high = x[thread], x[thread + 32]
         for row in range(cuda.blockIdx.x, a.shape[0], cuda.gridDim.x):
             stage, parity = count % 2, count // 2 % 2
             ptx.mbarrier_wait(full, stage, parity)
-            total = ring[stage * 64 + thread] + ring[stage * 64 + thread + 32]
+            total = ring[stage * 64 + thread] * x_low + ring[stage * 64 + thread + 32] * x_high
             for distance in (16, 8, 4, 2, 1):
                 total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
             if thread == 0:

@@ -1,8 +1,9 @@
 r"""The copying warp
 
-`out` (n,) should be the sums of the rows of `a` (n, 64), float32. A launch has three blocks, and block b takes rows b,
-b + 3, b + 6 and so on. A block has two warps and a ring of two stages, each for one row. Warp 0 is given: for each of
-its rows it waits until the next stage is full, adds up the row, and arrives at `empty`.
+`out` (n,) should be the product of `a` (n, 64) and `x` (64,), float32. A launch has three blocks, and block b takes
+rows b, b + 3, b + 6 and so on of `a`. A block has two warps and a ring of two stages, each for one row. Warp 0 is
+given: it keeps `x` in registers, and for each row it waits until the next stage is full, multiplies, and arrives at
+`empty`.
 
 Write the copying warp, warp 1. Thread 32 alone is enough. For each row of this block, in the same order, it should wait
 until the stage is empty, announce 256 bytes at `full`, and start the copy with
@@ -26,7 +27,7 @@ from labkit import cuda, ptx
 
 # %%
 @cuda.jit
-def copying_warp(a, out):
+def copying_warp(a, x, out):
     ring = cuda.shared.array(128, float32, alignment=16)  # two rows
     full, empty = cuda.shared.array(2, uint64), cuda.shared.array(2, uint64)
     thread = cuda.threadIdx.x
@@ -38,10 +39,11 @@ def copying_warp(a, out):
     cuda.syncthreads()
     count = 0
     if thread < 32:
+        x_low, x_high = x[thread], x[thread + 32]
         for row in range(cuda.blockIdx.x, a.shape[0], cuda.gridDim.x):
             stage, parity = count % 2, count // 2 % 2
             ptx.mbarrier_wait(full, stage, parity)
-            total = ring[stage * 64 + thread] + ring[stage * 64 + thread + 32]
+            total = ring[stage * 64 + thread] * x_low + ring[stage * 64 + thread + 32] * x_high
             for distance in (16, 8, 4, 2, 1):
                 total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
             if thread == 0:
@@ -75,15 +77,15 @@ def _each_row_once(report) -> str | None:
 
 EXERCISE = KernelExercise(
     name="copying_warp",
-    reference=lambda a: a.astype(np.float64).sum(axis=1),
-    inputs=lambda rng, n: (uniform(rng, n, 64),),
+    reference=lambda a, x: a.astype(np.float64) @ x.astype(np.float64),
+    inputs=lambda rng, n: (uniform(rng, n, 64), uniform(rng, 64)),
     shape=lambda n: (n,),
     sizes=tuple({"n": n} for n in (1, 3, 7, 12, 16)),
     random_size=lambda rng: {"n": int(rng.integers(1, 20))},
     launch=lambda n: (3, 64),
-    tolerance=dot_products(lambda a: np.abs(a).sum(axis=1), length=lambda a: 64),
+    tolerance=dot_products(lambda a, x: np.abs(a) @ np.abs(x), length=lambda a, x: 64),
     demand=_each_row_once,
-    domain=of(0, *SUMMED),
+    domain=(*of(0, *SUMMED), *of(1, *SUMMED)),
     wrong={
         "the parity is that of warp 0: the first wait never ends":
             Edit("ptx.mbarrier_wait(empty, stage, parity ^ 1)", "ptx.mbarrier_wait(empty, stage, parity)"),
@@ -113,3 +115,14 @@ EXERCISE = KernelExercise(
                  "    ptx.mbarrier_wait(empty, stage, parity ^ 1)"),
     },
 )
+
+GIVEN = "In the lines that are given. On the CPU device thread 0 initialises the mbarriers before another thread waits."
+EQUIVALENT = {
+    "barrier moved: if thread == 0: ... -> ptx.fence_mbarrier_init() before for stage in range(2): ...": GIVEN,
+    "barrier: ptx.fence_mbarrier_init() -> left out": GIVEN,
+    "barrier: cuda.syncthreads() -> left out": GIVEN,
+    "barrier moved: copying_warp -> cuda.syncthreads() before if thread == 0: ...": GIVEN,
+    "barrier moved: copying_warp -> cuda.syncthreads() behind count = 0":
+        "The threads meet one line later, before any of them waits at an mbarrier.",
+    "guard: thread == 32 -> thread == 33": "Another thread of the same warp copies.",
+}
