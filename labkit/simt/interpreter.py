@@ -379,6 +379,12 @@ class Interpreter:
     def fence(self, scope):
         """A thread calls cuda.threadfence(), or one of another scope."""
 
+    def released(self, counters, i):
+        """A thread has called add_release of counters[i]."""
+
+    def acquired(self, counters, i):
+        """A thread has called load_acquire of counters[i]."""
+
     def undefined_lane(self, op, thread, source, own):
         """What a shuffle gives of a lane that its mask leaves out, beside a value of the thread's own: NaN, or -1."""
         return UNDEFINED.get(type(own), type(own)(-1))

@@ -818,6 +818,40 @@ def test_a_fence_and_an_atomic_order_blocks():
     assert out.copy_to_host()[0] == 128 * 127 / 2
 
 
+@cuda.jit
+def read_after_a_release(values, counters, out):
+    block = cuda.blockIdx.x
+    if cuda.threadIdx.x == 1:
+        values[block] = block + 1
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        ptx.add_release(counters, 1, 1)
+        while ptx.load_acquire(counters, 1) < cuda.gridDim.x:
+            pass
+    cuda.syncthreads()
+    out[cuda.grid(1)] = values[(block + 1) % cuda.gridDim.x]
+
+
+@planted("races", "write read", lambda kernel: observe(
+    kernel[3, 2], zeros(3), zeros(2, dtype=np.uint32), zeros(6)), array="values")
+@cuda.jit
+def read_before_the_acquire(values, counters, out):
+    block = cuda.blockIdx.x
+    if cuda.threadIdx.x == 0:
+        values[block] = block + 1  # write
+        ptx.add_release(counters, 1, 1)
+        out[block] = values[(block + 1) % cuda.gridDim.x]  # read
+        while ptx.load_acquire(counters, 1) < cuda.gridDim.x:
+            pass
+
+
+def test_a_release_and_an_acquire_order_blocks():
+    out = zeros(6)
+    report = observe(read_after_a_release[3, 2], zeros(3), zeros(2, dtype=np.uint32), out)
+    assert report.ok, str(report)
+    assert out.copy_to_host().tolist() == [2, 2, 3, 3, 1, 1]
+
+
 def make_last_block_adds():
     @cuda.jit(device=True)
     def count_block(count):

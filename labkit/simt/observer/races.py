@@ -13,6 +13,7 @@ import sys
 import numpy as np
 
 from labkit.simt.errors import shown_index
+from labkit.simt.ir import IntrinsicCall
 from labkit.simt.observer.report import KernelFinding
 from labkit.simt.spins import is_spin
 
@@ -28,9 +29,9 @@ class RaceDetector:
         self.raced = set()  # (memory, address) of races
         # With fences, an atomic shows a block, and a warp, what those had fenced that updated the same element before
         # it. Three kinds of groups: a block's number for what it fenced for all; ("narrow", block), where the fence
-        # was of block scope; a warp. fences: {group: the time up to which it fenced}; released: {(memory, address):
+        # was of block scope; a warp. fences: {group: the time up to which it fenced}; releases: {(memory, address):
         # {group: time}}; known: {who knows it: {group: time}}.
-        self.fenced, self.fences, self.known, self.released = _has_fences(self.program), {}, {}, {}
+        self.fenced, self.fences, self.known, self.releases = _has_fences(self.program), {}, {}, {}
         self.narrow_line = None
         loops = [n for n in nodes if is_spin(n)]
         self.flag_lines = {n.lineno for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Subscript)}
@@ -88,12 +89,23 @@ class RaceDetector:
         else:
             self.fences[thread.block] = until
 
+    def released(self, counters, i):
+        self.fence("threadfence")
+        self._exchange(counters.memory, self.address(counters) + i * counters.itemsize)
+
+    def acquired(self, counters, i):
+        self._acquire(counters.memory, self.address(counters) + i * counters.itemsize)
+
+    def _acquire(self, memory, address):
+        """This thread's block and warp learn what was released here. Return that."""
+        released = self.releases.setdefault((memory, address), {})
+        for who in (self.current.block, self.current.warp):
+            _learn(self.known.setdefault(who, {}), released)
+        return released
+
     def _exchange(self, memory, address):
         """An atomic: this thread's block and warp learn what was released here, and release what they fenced."""
-        thread = self.current
-        released = self.released.setdefault((memory, address), {})
-        for who in (thread.block, thread.warp):
-            _learn(self.known.setdefault(who, {}), released)
+        thread, released = self.current, self._acquire(memory, address)
         for who in (thread.block, thread.warp):
             _learn(released, self.known[who])
         own = (thread.block, ("narrow", thread.block), thread.warp)
@@ -217,9 +229,11 @@ class RaceDetector:
 
 
 def _has_fences(program):
-    """True if a kernel, or a device function that it calls, has a cuda.threadfence() of some scope."""
+    """True if a kernel, or a device function that it calls, has a cuda.threadfence() of some scope, or a release."""
     bodies = [program.body, *(device.body for device in program.devices.values())]
-    return any(isinstance(n, ast.Name) and n.id == "_fence" for body in bodies for s in body for n in ast.walk(s))
+    return any((isinstance(n, ast.Name) and n.id == "_fence")
+               or (isinstance(n, IntrinsicCall) and n.intrinsic == "add_release")
+               for body in bodies for s in body for n in ast.walk(s))
 
 
 def _learn(known, released):

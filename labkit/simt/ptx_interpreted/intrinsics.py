@@ -377,10 +377,12 @@ class Intrinsics:
 
     def load_acquire(self, array, i):
         counters, i = self._counter("load_acquire", array, i)
+        self.execution.acquired(array, i)
         return Uint32(int(counters[i]))
 
     def add_release(self, array, i, value):
         counters, i = self._counter("add_release", array, i)
+        self.execution.released(array, i)
         counters[i] += np.uint32(int(value))
 
     def trap(self):

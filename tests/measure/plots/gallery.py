@@ -30,6 +30,7 @@ from labkit.course.drawings import (
     matmul,
     matmul_to_the_limit,
     model_in_bytes,
+    one_kernel,
     other_ways,
     paged_attention,
     reductions,
@@ -50,6 +51,7 @@ from labkit.engine.recording import Part, Recorded
 from labkit.engine.sampling_params import SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import Request
+from labkit.kernels.persistent.decoder import Decoder
 from labkit.kernels.rope import frequencies
 from labkit.measure import CPU_DEVICE, plots
 from labkit.measure.plots import engine, pages, sentences, serve, training
@@ -156,6 +158,23 @@ def _shards():
     places, nbytes = layout({name: one.shape for name, one in entries.items()},
                             dict.fromkeys(entries, np.dtype(np.uint16)))
     return model_in_bytes.shards_and_blob({"model-00001-of-00001": entries}, places, nbytes)
+
+
+def _layer_with_a_ring():
+    decoder = Decoder(hidden=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192, vocab=128_256, eps=1e-5, scale=0.125)
+    return one_kernel.with_and_without(one_kernel.decode_phases(decoder, 132, 4.0), 203.0, (0, 120, 131),
+                                       kb_per_us=32.0, join_us=1.5, start_us=0.8, speed=3.0)
+
+
+def _recorded_layer():
+    """Made-up times of 132 blocks."""
+    rng, marks = np.random.default_rng(0), [np.zeros(132)]
+    for us in (2, 4, 1, 10, 6):
+        marks.append(marks[-1] + 1000 * us * rng.uniform(0.8, 1, 132))
+        marks.append(np.full(132, marks[-1].max() + 1500))
+    panel = {"middle_layer_ns": np.array(marks).T.tolist()}
+    return one_kernel.recorded_layer({"where": "NVIDIA H200", "date": "2026-11-29", "timelines": [
+        {"sequences": 1, **panel}, {"sequences": 8, **panel}]})
 
 
 def _file_layout():
@@ -308,6 +327,8 @@ FIGURES = {
     "over_caches": lambda: flash_attention.over_caches(here(recorded("attention_keys"))),
     "over_linear": lambda: linear_attention.over_linear(recorded("linear_attention_lengths")),
     "linear_costs": linear_attention.linear_costs,
+    "layer_with_a_ring": _layer_with_a_ring,
+    "recorded_layer": _recorded_layer,
     "seven_launches": faster_block.seven_launches,
     "ten_launches": lambda: gpt2_block.ten_launches(tokens=1024),
     "two_orders": gpt2_block.two_orders,
