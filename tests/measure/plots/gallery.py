@@ -19,6 +19,7 @@ from labkit.course.drawings import (
     fused_masked_softmax,
     gpt2_block,
     gpt2_writes,
+    gradients,
     graphs_and_streams,
     histogram,
     hopper,
@@ -324,6 +325,9 @@ FIGURES = {
     "score_matrices": lambda: fast_encoder.score_matrices([8, 12, 15, 12, 20, 23, 29, 35]),
     "bits_of": lambda: bfloat16.bits_of(12.34),
     "spacing": bfloat16.spacing,
+    "linear_products": gradients.linear_products,
+    "step_sizes": lambda: gradients.step_sizes(np.logspace(0, -12, 25), {"float64": np.logspace(0, -10, 25),
+                                                                         "float32": np.logspace(-4, 0, 25)}),
     "shards_and_blob": _shards,
     "bytes_of_a_token": lambda: model_in_bytes.bytes_of_a_token({
         "attention weights": 335_500_000, "MLP weights": 1_610_600_000, "head: the embedding again": 525_000_000,
