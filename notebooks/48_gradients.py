@@ -81,8 +81,8 @@ agree(GELU_BACKWARD)
 
 # %% [markdown]
 # The forward pass has to keep `x`; $s$ is computed again from it, since a few flops cost less than reading another
-# array. The forward kernel moves two arrays and the backward kernel three. Both are limited by memory, so the backward
-# kernel cannot take less than {{ 3 / 2:.1f }} times as long.
+# array. The forward kernel moves two arrays and the backward kernel three. Both are limited by memory, so at the same
+# rate the backward kernel takes {{ 3 / 2:.1f }} times as long.
 #
 # SwiGLU (lesson 35) has two inputs for each output. By the product rule each half's gradient contains the other half:
 # with $s = 1 / (1 + e^{-\text{gate}})$, $d\text{up} = \text{dout} \cdot \text{gate} \cdot s$ and
@@ -150,7 +150,7 @@ pictures.step_sizes(steps, errors)
 # and {{ (2**-23) ** (1 / 3):.3f }} for float32. With the smallest steps in float32, `x + step` equals `x`, and the
 # difference is 0.
 #
-# In float32 at best three or four digits can be compared, and a mistake in a small term passes. So the formulas are
+# In float32 about four digits can be compared at best, and a mistake in a small term passes. So the formulas are
 # checked in float64, in NumPy, and the kernels by comparing them with these formulas. The rest of the lesson does so
 # for each operation.
 #
