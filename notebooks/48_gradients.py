@@ -289,8 +289,8 @@ agree(TOKEN_EMBEDDING_BACKWARD)
 # usually one over their number.
 #
 # Logits are a model's largest array: 8,192 tokens and GPT-2's vocabulary of 50,257 are {{ 8192 * 50257 * 2 / 1e6:.0f }}
-# MB in bfloat16. Once the gradient is known nobody needs them, so the kernel may write it over them. How many times
-# does this kernel load each logit?
+# MB in bfloat16. Once the gradient is known they are not needed any more, so the kernel may write it over them. How
+# many times does this kernel load each logit?
 
 # %%
 from labkit.kernels.loss.cross_entropy import make_cross_entropy_passes
@@ -301,7 +301,8 @@ show_source(make_cross_entropy_passes(FLOAT32, True))
 # Twice: once for the maximum and the sum, and once for the gradient. The target's logit is loaded before all others.
 # The loss needs it, and by the end of the kernel another thread has overwritten it. In the second loop each thread
 # reads an element right before it overwrites it, and no other thread needs that element any more: a barrier in the
-# reduction separates the two loops. Let us run it in place:
+# reduction separates the two loops. The launcher `cross_entropy` picks a faster form, which keeps the row in shared
+# memory. Here it runs in place:
 
 # %%
 from labkit import cuda

@@ -18,7 +18,8 @@
 # Attention is the extreme case. In lesson 24 its weights were a matrix with a row and a column for every token, and the
 # softmax's gradient needs exactly these weights. Take the 12 layers of GPT-2, with 12 heads of 64, in bfloat16 and one
 # sequence. An H200 has 141 GB{{ hardware }} of memory. From which length of the sequence do the attention weights of
-# all layers no longer fit, and how many bytes do the queries, keys, values and outputs have at that length?
+# all layers no longer fit into that memory, and how many bytes do the queries, keys, values and outputs have at that
+# length?
 
 # %%
 import numpy as np
@@ -37,9 +38,10 @@ table([(int(length), kept / 1e9, others / 1e9) for length, kept, others in zip(t
        if length >= 2048], {"tokens": ",", "weights, GB": ",.1f", "q, k, v, out, GB": ",.2f"})
 
 # %% [markdown]
-# At 32,768 tokens the weights are about {{ 12 * 12 * 32768**2 * 2 / 1e9:.0f }} GB and do not fit; the other four arrays
-# together are {{ 4 * 12 * 32768 * 768 * 2 / 1e9:.1f }} GB. The weights grow with the square of the length. Lesson 25
-# computed attention without ever storing them. This lesson does the same for its backward pass, after a smaller case.
+# From about {{ round((141e9 / (12 * 12 * 2)) ** 0.5, -3):,.0f }} tokens on, the weights do not fit. At 32,768 tokens
+# they are {{ 12 * 12 * 32768**2 * 2 / 1e9:.0f }} GB, and the other four arrays together
+# {{ 4 * 12 * 32768 * 768 * 2 / 1e9:.1f }} GB. The weights grow with the square of the length. Lesson 25 computed
+# attention without ever storing them. This lesson does the same for its backward pass, after a smaller case.
 #
 # ## The gradient of a norm
 #
@@ -266,11 +268,13 @@ rows = [(int(length), LAYERS * HEADS * int(length) * 4 / 1e6, kept / 1e6)
 table(rows, {"tokens": ",", "log-sum-exp, MB": ",.1f", "weights, MB": ",.0f"})
 
 # %% [markdown]
+# Even for the longest sequence that is less than a hundredth of what `q`, `k`, `v` and `out` take.
+#
 # ## A rotation back
 #
 # Before attention, queries and keys are rotated by the angle of their position (lesson 35): a pair $(a, b)$ becomes
 # $(a \cos \theta - b \sin \theta, \; b \cos \theta + a \sin \theta)$. That is a linear map, so its backward pass
-# multiplies by the transposed matrix. Which kernel computes that?
+# multiplies by the transposed matrix. What does the backward pass of a rotation need from the forward pass?
 
 # %%
 from labkit.kernels.ops.rope_rows import ROPE_ROWS_BACKWARD
@@ -279,8 +283,8 @@ from labkit.kernels.rope_rows import make_rope_rows_per_thread
 show_source(make_rope_rows_per_thread(FLOAT32, True))
 
 # %% [markdown]
-# The same one, with the sine negated: the transpose of a rotation is the rotation by the opposite angle. Nothing is
-# kept but the positions, and both directions can work in place.
+# Nothing but the positions. The transpose of a rotation is the rotation by the opposite angle, so the backward kernel
+# is the forward kernel with the sine negated. Both can work in place.
 
 # %%
 agree(ROPE_ROWS_BACKWARD)
