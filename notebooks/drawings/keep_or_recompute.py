@@ -25,9 +25,9 @@ from labkit.measure.plots.style import (
 
 def strips(tiles: int = 6, block: int = 3) -> CourseFigure:
     """Draw block number `block` of either launch of attention's backward pass, in a matrix of tiles x tiles."""
-    cell, top = 0.34, 1.52
+    cell, top = 0.34, 1.26
     rows, columns = [(block, col) for col in range(block + 1)], [(row, block) for row in range(block, tiles)]
-    figure, ax = canvas(top + tiles * cell + 0.86, "A block keeps queries or keys, and loads the others in tiles",
+    figure, ax = canvas(top + tiles * cell + 0.62, "A block keeps queries or keys, and loads the others in tiles",
                         f"Of {tiles} x {tiles} tiles of causal attention, the block of queries {block} goes through "
                         f"{len(rows)} tiles of keys, and the block of keys {block} through {len(columns)} of queries.")
     with rc_context(STYLE):
