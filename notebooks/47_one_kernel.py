@@ -307,7 +307,7 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 #
 # labkit's kernel has the phases of a whole Llama: `Llama(..., one_kernel=True)` uses it for steps with up to eight
 # sequences of one token each, and launches kernels one by one for all others. It needs a GPU with bulk copies, of
-# compute capability 9.0{{ hardware }} or later. These are the phases of a layer, with a join after each of the five:
+# compute capability 9.0{{ hardware }} or later; on an older one, both models below launch kernels one by one. These are the phases of a layer, with a join after each of the five:
 #
 # - the norm, and queries, keys and values
 # - rotation, the cache, and attention
@@ -322,6 +322,7 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 
 # %%
 from labkit import graphs
+from labkit.device import gpus
 from labkit.kernels.elements import BFLOAT16
 from labkit.measure.series.llama import TINY, RandomTensors
 from labkit.models.gpt2_reference import Difference, Parity
@@ -330,7 +331,7 @@ from labkit.models.llama_reference import activations, weights_of
 from labkit.models.step import Inputs, Piece
 
 models = {"launches": Llama(TINY, RandomTensors(TINY), "bfloat16"),
-          "one kernel": Llama(TINY, RandomTensors(TINY), "bfloat16", one_kernel=True)}
+          "one kernel": Llama(TINY, RandomTensors(TINY), "bfloat16", one_kernel=gpus.target().capability >= (9, 0))}
 prompts = [np.random.default_rng(length).integers(0, TINY.vocab_size, length) for length in (20, 1, 17)]
 pages = [[3, 0], [4], [1, 2]]
 

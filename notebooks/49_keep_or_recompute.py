@@ -277,17 +277,18 @@ table(rows, {"tokens": ",", "log-sum-exp, MB": ",.1f", "weights, MB": ",.0f"})
 # multiplies by the transposed matrix. What does the backward pass of a rotation need from the forward pass?
 
 # %%
-from labkit.kernels.ops.rope_rows import ROPE_ROWS_BACKWARD
-from labkit.kernels.rope_rows import make_rope_rows_per_thread
+from labkit.kernels.ops.rope_backward import ROPE_SPLIT_BACKWARD
+from labkit.kernels.rope_backward import make_rope_split_backward_per_thread
 
-show_source(make_rope_rows_per_thread(FLOAT32, True))
+show_source(make_rope_split_backward_per_thread(FLOAT32))
 
 # %% [markdown]
-# Nothing but the positions. The transpose of a rotation is the rotation by the opposite angle, so the backward kernel
-# is the forward kernel with the sine negated. Both can work in place.
+# Nothing but the positions. The transpose of a rotation is the rotation by the opposite angle, so the last two lines are
+# those of the forward pass with the sine negated. The kernel also puts the gradients of queries, keys and values side
+# by side again, as the product before the rotation returned them.
 
 # %%
-agree(ROPE_ROWS_BACKWARD)
+agree(ROPE_SPLIT_BACKWARD)
 
 # %% [markdown]
 # ## Every formula checked
@@ -299,8 +300,8 @@ from labkit.kernels.attention.backward import attention_backward_reference
 from labkit.kernels.attention.training import attention_training_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
-from labkit.kernels.rope import rope_table
-from labkit.kernels.rope_rows import rope_rows_reference
+from labkit.kernels.rope import rope_table, rotated_reference
+from labkit.kernels.rope_backward import rope_split_backward_reference
 
 
 def difference(function, x, dout, direction, h=1e-5):
@@ -313,6 +314,8 @@ q, k, v, dattended = rng.standard_normal((4, 9, 2, 32))
 one = np.array([0, 9], np.int32)  # a single sequence of nine tokens
 dq, dk, dv = attention_backward_reference(q, k, v, dattended, one)
 angles, positions = rope_table(16, 32, 10_000.0), np.arange(3, 12, dtype=np.int32)
+no_keys = dattended[:, :0]
+rotated_back = rope_split_backward_reference(dattended, no_keys, no_keys, angles, positions).reshape(q.shape)
 layernorm_grads = norm_backward_reference(x, w, dout, centred=True)
 rmsnorm_grads = norm_backward_reference(x, w, dout, centred=False)
 cases = {  # name: (function, its input, dout, the gradient by the formula)
@@ -323,8 +326,7 @@ cases = {  # name: (function, its input, dout, the gradient by the formula)
     "attention, q": (lambda q: attention_training_reference(q, k, v, one)[0], q, dattended, dq),
     "attention, k": (lambda k: attention_training_reference(q, k, v, one)[0], k, dattended, dk),
     "attention, v": (lambda v: attention_training_reference(q, k, v, one)[0], v, dattended, dv),
-    "rotation": (lambda q: rope_rows_reference(q, angles, positions, 2), q, dattended,
-                 rope_rows_reference(dattended, angles, positions, 2, inverse=True)),
+    "rotation": (lambda q: rotated_reference(q, angles, positions), q, dattended, rotated_back),
 }
 found = []
 for name, (function, at, grad_out, gradient) in cases.items():
