@@ -115,8 +115,8 @@ def make_attention(decoder: Decoder):
 
     @cuda.jit(device=True)
     def load_item(step, item, cache, layer, keys, values, cos_sin, warp, lane):
-        """Load this warp's page and the cosines and sines of the newest token's position: NaN where the table has none, or
-        the page table is too short. All loads are in flight at once; tokens behind the last one are not read."""
+        """Load this warp's page and the cosines and sines of the newest token's position: NaN where the table has none,
+        or the page table is too short. All loads are in flight at once; tokens behind the last one are not read."""
         table, positions, _, contexts, _, rows = step
         row, _, split, _, tokens, start = item
         row = min(row, rows - 1)
