@@ -307,7 +307,8 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 #
 # labkit's kernel has the phases of a whole Llama: `Llama(..., one_kernel=True)` uses it for steps with up to eight
 # sequences of one token each, and launches kernels one by one for all others. It needs a GPU with bulk copies, of
-# compute capability 9.0{{ hardware }} or later; on an older one, both models below launch kernels one by one. These are the phases of a layer, with a join after each of the five:
+# compute capability 9.0{{ hardware }} or later; on an older one, both models below launch kernels one by one. These
+# are the phases of a layer, with a join after each of the five:
 #
 # - the norm, and queries, keys and values
 # - rotation, the cache, and attention

@@ -283,9 +283,9 @@ from labkit.kernels.rope_backward import make_rope_split_backward_per_thread
 show_source(make_rope_split_backward_per_thread(FLOAT32))
 
 # %% [markdown]
-# Nothing but the positions. The transpose of a rotation is the rotation by the opposite angle, so the last two lines are
-# those of the forward pass with the sine negated. The kernel also puts the gradients of queries, keys and values side
-# by side again, as the product before the rotation returned them.
+# Nothing but the positions. The transpose of a rotation is the rotation by the opposite angle, so the last two lines
+# are those of the forward pass with the sine negated. The kernel also puts the gradients of queries, keys and values
+# side by side again, as the product before the rotation returned them.
 
 # %%
 agree(ROPE_SPLIT_BACKWARD)

@@ -55,10 +55,11 @@ QUANTIZE_ROWS_FP8 = Op(
 
 
 def layer_in_fp8(rng, M: int, N: int, K: int) -> tuple:
-    """x and a weight, random and quantised by row, such that sums have the magnitude of x; of each the scales."""
-    x, x_scales = quantize_rows_reference(uniform(rng, M, K))
-    weight, weight_scales = quantize_rows_reference(uniform(rng, N, K) / np.sqrt(K))
-    return x, weight, x_scales.astype(np.float32), weight_scales.astype(np.float32)
+    """Random codes of x and a weight, numbers from 1/2 to 2 of either sign, and a scale for each row, such that sums
+    have the magnitude of 1."""
+    codes = (rng.integers(0, 256, shape, np.uint8) & np.uint8(0x8F) | np.uint8(0x30) for shape in ((M, K), (N, K)))
+    x_scales, weight_scales = (np.abs(uniform(rng, count)) + np.float32(0.1) for count in (M, N))
+    return *codes, x_scales, weight_scales / np.float32(np.sqrt(K))
 
 
 def in_torchs_type(torch, x, weight, x_scales, weight_scales, out):
