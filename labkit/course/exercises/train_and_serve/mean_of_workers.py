@@ -86,3 +86,10 @@ EXERCISE = KernelExercise(
                                                  "min(out.size, cuda.gridsize(1)), cuda.gridsize(1)"),
     },
 )
+
+EQUIVALENT = {
+    "type: tokens += counts[w] -> tokens += int32(counts[w])":
+        "The counts are int32 already.",
+    "type: float32(counts[w]) -> int32(counts[w])":
+        "The product with a float32 is then computed in float64: as exact, or more.",
+}

@@ -92,3 +92,12 @@ EXERCISE = KernelExercise(
         "no guard: the last block has threads without a step": Edit("if i < steps.size:", "if True:"),
     },
 )
+
+EQUIVALENT = {
+    "type: float32(s) -> int32(s)":
+        "The product with a float32 is then computed in float64: as exact, or more.",
+    "type: float32(warm_up) -> int32(warm_up)":
+        "The quotient is then computed in float64: as exact, or more.",
+    "type: float32(total - warm_up) -> int32(total - warm_up)":
+        "The quotient is then computed in float64: as exact, or more.",
+}
