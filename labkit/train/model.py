@@ -13,6 +13,8 @@ elements in each, I the width of the MLP, G that of its first product (2I with g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,8 +107,44 @@ def add(x, y, out, stream=0) -> None:
         *map(flat, (x, y, out)))
 
 
+def normalise(x, weight, bias, out, stream=0) -> None:
+    """LayerNorm, of float32 or of 16 bits."""
+    (layernorm if x.dtype == np.float32 else layernorm_half_warp)(x, weight, bias, out, stream=stream)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The launchers of both passes, each called as the one that it replaces:
+
+    Trainer(settings, texts, kernels=Kernels(swiglu=mine))
+    """
+
+    token_embedding: Callable = token_embedding
+    layernorm: Callable = normalise
+    rmsnorm: Callable = rmsnorm
+    linear: Callable = linear
+    rope_split_cache: Callable = rope_split_cache
+    attention: Callable = attention_training
+    gelu: Callable = gelu
+    swiglu: Callable = swiglu
+    add: Callable = add
+    cross_entropy: Callable = cross_entropy
+    token_embedding_backward: Callable = token_embedding_backward
+    position_embedding_backward: Callable = position_embedding_backward
+    layernorm_backward: Callable = layernorm_backward
+    rmsnorm_backward: Callable = rmsnorm_backward
+    linear_backward_weight: Callable = linear_backward_weight
+    linear_backward_bias: Callable = linear_backward_bias
+    linear_backward_input: Callable = linear_backward_input
+    rope_split_backward: Callable = rope_split_backward
+    attention_backward: Callable = attention_backward
+    gelu_backward: Callable = gelu_backward
+    swiglu_backward: Callable = swiglu_backward
+
+
 class Model:
-    def __init__(self, config: GPT2Config | LlamaConfig, buffer: Buffer, *, batch: int, length: int, dtype: str):
+    def __init__(self, config: GPT2Config | LlamaConfig, buffer: Buffer, *, batch: int, length: int, dtype: str,
+                 kernels: Kernels | None = None):
         self.config, self.shape, self.length = config, Shape(config), length
         self.weights, self.gradients = buffer.weights, buffer.gradients
         shape, tokens = self.shape, batch * length
@@ -130,6 +168,7 @@ class Model:
             table = rope_table(length, shape.dim, config.rope_theta, config.rope_scaling)
         self.table = cuda.to_device(table)
         self.names = OF_GPT2 if shape.gpt2 else OF_LLAMA
+        self.kernels = kernels or Kernels()
 
     # --- Its parts ---------------------------------------------------------------------------------------------------
 
@@ -138,30 +177,31 @@ class Model:
 
     def norm(self, name: str, x, out, stream) -> None:
         if self.shape.gpt2:
-            normalise = layernorm if x.dtype == np.float32 else layernorm_half_warp
-            normalise(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], out, stream=stream)
+            self.kernels.layernorm(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], out, stream=stream)
         else:
-            rmsnorm(x, self.weights[f"{name}.weight"], out, self.shape.epsilon, stream=stream)
+            self.kernels.rmsnorm(x, self.weights[f"{name}.weight"], out, self.shape.epsilon, stream=stream)
 
     def norm_backward(self, name: str, x, dout, accumulate: bool, stream) -> None:
         """dout becomes the gradient of x."""
         weight, gradient = self.weights[f"{name}.weight"], self.gradients[f"{name}.weight"]
         if self.shape.gpt2:
-            layernorm_backward(x, weight, dout, dout, gradient, self.gradients[f"{name}.bias"], accumulate,
-                               self.shape.epsilon, stream=stream)
+            self.kernels.layernorm_backward(x, weight, dout, dout, gradient, self.gradients[f"{name}.bias"], accumulate,
+                                            self.shape.epsilon, stream=stream)
         else:
-            rmsnorm_backward(x, weight, dout, dout, gradient, accumulate, self.shape.epsilon, stream=stream)
+            self.kernels.rmsnorm_backward(x, weight, dout, dout, gradient, accumulate, self.shape.epsilon,
+                                          stream=stream)
 
     def product(self, name: str, x, out, stream) -> None:
-        linear(rows_of(x), self.weights[f"{name}.weight"], out, self.weights.get(f"{name}.bias"), stream=stream)
+        self.kernels.linear(rows_of(x), self.weights[f"{name}.weight"], out, self.weights.get(f"{name}.bias"),
+                            stream=stream)
 
     def product_backward(self, name: str, x, dout, dx, accumulate: bool, stream) -> None:
         workspace, bias = self.shared.workspace, self.gradients.get(f"{name}.bias")
-        linear_backward_weight(dout, rows_of(x), self.gradients[f"{name}.weight"], accumulate=accumulate,
-                               workspace=workspace, stream=stream)
+        self.kernels.linear_backward_weight(dout, rows_of(x), self.gradients[f"{name}.weight"], accumulate=accumulate,
+                                            workspace=workspace, stream=stream)
         if bias is not None:
-            linear_backward_bias(dout, bias, accumulate=accumulate, workspace=workspace, stream=stream)
-        linear_backward_input(dout, self.weights[f"{name}.weight"], rows_of(dx), stream=stream)
+            self.kernels.linear_backward_bias(dout, bias, accumulate=accumulate, workspace=workspace, stream=stream)
+        self.kernels.linear_backward_input(dout, self.weights[f"{name}.weight"], rows_of(dx), stream=stream)
 
     # --- Forward -----------------------------------------------------------------------------------------------------
 
@@ -169,68 +209,70 @@ class Model:
         """ids (T,) int32 on the device; the logits of all tokens are in self.logits."""
         s, x = self.shared, self.residuals[0]
         if self.shape.gpt2:
-            token_embedding(ids, self.weights["wte.weight"], s.projected, stream=stream)  # (T, C)
-            token_embedding(self.positions, self.weights["wpe.weight"], x, stream=stream)
-            add(s.projected, x, x, stream)
+            self.kernels.token_embedding(ids, self.weights["wte.weight"], s.projected, stream=stream)  # (T, C)
+            self.kernels.token_embedding(self.positions, self.weights["wpe.weight"], x, stream=stream)
+            self.kernels.add(s.projected, x, x, stream)
         else:
-            token_embedding(ids, self.weights[EMBEDDING], x, stream=stream)
+            self.kernels.token_embedding(ids, self.weights[EMBEDDING], x, stream=stream)
         for layer in range(self.shape.layers):
             self.layer(layer, stream)
         self.norm("ln_f" if self.shape.gpt2 else "norm", self.residuals[-1], s.final, stream)
-        linear(s.final, self.weights[HEAD], self.logits, stream=stream)  # (T, V)
+        self.kernels.linear(s.final, self.weights[HEAD], self.logits, stream=stream)  # (T, V)
 
     def layer(self, index: int, stream) -> None:
         a, s, tokens = self.layers[index], self.shared, len(self.positions)
         self.norm(self.name(index, "norm1"), a.x, a.normed1, stream)
         self.product(self.name(index, "qkv"), a.normed1, s.qkv, stream)  # (T, (H + 2K) * D)
         cache = (tokens, self.shape.kv_heads, 1, self.shape.dim)  # pages of one token: (T, K, D)
-        rope_split_cache(s.qkv, self.table, self.positions, self.rows, a.q, a.k.reshape(cache), a.v.reshape(cache),
-                         stream=stream)
-        attention_training(a.q, a.k, a.v, self.cu_seqlens, self.length, a.attended, a.lse, stream=stream)
+        self.kernels.rope_split_cache(s.qkv, self.table, self.positions, self.rows, a.q, a.k.reshape(cache),
+                                      a.v.reshape(cache), stream=stream)
+        self.kernels.attention(a.q, a.k, a.v, self.cu_seqlens, self.length, a.attended, a.lse, stream=stream)
         self.product(self.name(index, "out"), a.attended, s.projected, stream)  # (T, C)
-        add(s.projected, a.x, a.mid, stream)
+        self.kernels.add(s.projected, a.x, a.mid, stream)
         self.norm(self.name(index, "norm2"), a.mid, a.normed2, stream)
         self.product(self.name(index, "up"), a.normed2, a.first, stream)  # (T, G)
-        (gelu if self.shape.gpt2 else swiglu)(a.first, a.gated, stream=stream)  # (T, I)
+        (self.kernels.gelu if self.shape.gpt2 else self.kernels.swiglu)(a.first, a.gated, stream=stream)  # (T, I)
         self.product(self.name(index, "down"), a.gated, s.projected, stream)  # (T, C)
-        add(s.projected, a.mid, self.residuals[index + 1], stream)
+        self.kernels.add(s.projected, a.mid, self.residuals[index + 1], stream)
 
     # --- Backward ----------------------------------------------------------------------------------------------------
 
     def loss(self, targets, scale, stream=0) -> None:
         """The losses of all tokens are in self.losses, and the logits become their gradients, times scale[0]."""
-        cross_entropy(self.logits, targets, scale, self.losses, self.logits, stream=stream)
+        self.kernels.cross_entropy(self.logits, targets, scale, self.losses, self.logits, stream=stream)
 
     def backward(self, ids, targets, scale, accumulate: bool, stream=0) -> None:
         """After forward: the gradients of scale[0] times the sum of all losses."""
         s, tokens = self.shared, self.gradients["wte.weight" if self.shape.gpt2 else EMBEDDING]
         tied = tokens is self.gradients[HEAD]
         self.loss(targets, scale, stream)
-        linear_backward_weight(self.logits, s.final, self.gradients[HEAD], accumulate=accumulate,
-                               workspace=s.workspace, stream=stream)
-        linear_backward_input(self.logits, self.weights[HEAD], s.dx, stream=stream)
+        self.kernels.linear_backward_weight(self.logits, s.final, self.gradients[HEAD], accumulate=accumulate,
+                                            workspace=s.workspace, stream=stream)
+        self.kernels.linear_backward_input(self.logits, self.weights[HEAD], s.dx, stream=stream)
         self.norm_backward("ln_f" if self.shape.gpt2 else "norm", self.residuals[-1], s.dx, accumulate, stream)
         for layer in reversed(range(self.shape.layers)):
             self.layer_backward(layer, accumulate, stream)
-        token_embedding_backward(ids, s.dx, tokens, accumulate or tied, stream=stream)
+        self.kernels.token_embedding_backward(ids, s.dx, tokens, accumulate or tied, stream=stream)
         if self.shape.gpt2:
-            position_embedding_backward(s.dx, self.gradients["wpe.weight"][: self.length], accumulate, stream=stream)
+            self.kernels.position_embedding_backward(s.dx, self.gradients["wpe.weight"][: self.length], accumulate,
+                                                     stream=stream)
 
     def layer_backward(self, index: int, accumulate: bool, stream) -> None:
         """s.dx: the gradient of what follows the layer; it becomes that of its input."""
         a, s = self.layers[index], self.shared
         self.product_backward(self.name(index, "down"), a.gated, s.dx, s.dgated, accumulate, stream)
-        (gelu_backward if self.shape.gpt2 else swiglu_backward)(a.first, s.dgated, s.dfirst, stream=stream)
+        activation_backward = self.kernels.gelu_backward if self.shape.gpt2 else self.kernels.swiglu_backward
+        activation_backward(a.first, s.dgated, s.dfirst, stream=stream)
         self.product_backward(self.name(index, "up"), a.normed2, s.dfirst, s.dnormed, accumulate, stream)
         self.norm_backward(self.name(index, "norm2"), a.mid, s.dnormed, accumulate, stream)
-        add(s.dnormed, s.dx, s.dx, stream)
+        self.kernels.add(s.dnormed, s.dx, s.dx, stream)
         self.product_backward(self.name(index, "out"), a.attended, s.dx, s.dattended, accumulate, stream)
-        attention_backward(a.q, a.k, a.v, a.attended, a.lse, s.dattended, self.cu_seqlens, self.length, s.dq, s.dk,
-                           s.dv, delta=s.delta, stream=stream)
-        rope_split_backward(s.dq, s.dk, s.dv, self.table, self.positions, s.qkv, stream=stream)
+        self.kernels.attention_backward(a.q, a.k, a.v, a.attended, a.lse, s.dattended, self.cu_seqlens, self.length,
+                                        s.dq, s.dk, s.dv, delta=s.delta, stream=stream)
+        self.kernels.rope_split_backward(s.dq, s.dk, s.dv, self.table, self.positions, s.qkv, stream=stream)
         self.product_backward(self.name(index, "qkv"), a.normed1, s.qkv, s.dnormed, accumulate, stream)
         self.norm_backward(self.name(index, "norm1"), a.x, s.dnormed, accumulate, stream)
-        add(s.dnormed, s.dx, s.dx, stream)
+        self.kernels.add(s.dnormed, s.dx, s.dx, stream)
 
     def first_not_finite(self) -> str | None:
         """The first activation of the last forward pass with an element that is not finite, by its layer."""

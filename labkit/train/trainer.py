@@ -22,7 +22,7 @@ from labkit._common.errors import UserError
 from labkit.device import gpus, graphs
 from labkit.kernels.optim.adamw import adamw, advance
 from labkit.kernels.optim.global_norm import global_norm
-from labkit.train.model import Model, activation_bytes
+from labkit.train.model import Kernels, Model, activation_bytes
 from labkit.train.parameters import DTYPES, Buffer, elements, initial
 from labkit.train.settings import Settings
 from labkit.train.texts import Texts
@@ -72,10 +72,11 @@ def check_memory(settings: Settings, free: int | None = None) -> None:
 
 
 class Trainer:
-    """master, m, v: the state to continue from, with the number of steps done; without it a run begins."""
+    """master, m, v: the state to continue from, with the number of steps done; without it a run begins. kernels: the
+    launchers of the model, some of them your own."""
 
     def __init__(self, settings: Settings, texts: Texts, *, state: dict | None = None, step: int = 0,
-                 log: list | None = None, all_reduce: Callable | None = None):
+                 log: list | None = None, all_reduce: Callable | None = None, kernels: Kernels | None = None):
         check_memory(settings)
         train = settings.train
         self.settings, self.texts, self.step, self.all_reduce = settings, texts, step, all_reduce
@@ -85,7 +86,8 @@ class Trainer:
         if state:
             self.buffer.m.copy_to_device(state["m"])
             self.buffer.v.copy_to_device(state["v"])
-        self.model = Model(settings.model, self.buffer, batch=train.batch, length=train.length, dtype=train.dtype)
+        self.model = Model(settings.model, self.buffer, batch=train.batch, length=train.length, dtype=train.dtype,
+                           kernels=kernels)
         tokens = train.batch * train.length
         self.ids, self.targets = (cuda.device_array((train.accumulation, tokens), np.int32) for _ in range(2))
         self.losses = cuda.device_array((train.accumulation, tokens), np.float32)

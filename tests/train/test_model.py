@@ -1,12 +1,15 @@
 """The gradients of whole models agree with finite differences in float64."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.train.model import Model, Shape, activation_bytes, buffers
+from labkit.train.model import Kernels, Model, Shape, activation_bytes, buffers
 from labkit.train.parameters import Buffer, initial, layout
-from tests.train.tiny import MODELS, loss64, settings_of
+from labkit.train.trainer import Trainer
+from tests.train.tiny import MODELS, loss64, settings_of, texts_of
 
 H = 1e-5  # a step of the finite difference
 
@@ -50,6 +53,24 @@ def test_gradients_agree_with_finite_differences(kind):
                 losses.append(loss64(config, file_tensors(buffer, moved), ids, targets))
             expected = (losses[0] - losses[1]) / (2 * H)
             assert abs(part[index] - expected) < 1e-4 * abs(part[biggest]) + 1e-7, f"{tensor.name}[{index}]"
+
+
+def test_every_launch_of_both_passes_can_be_replaced():
+    launched = set()
+
+    def counted(name, launch):
+        def call(*arguments, **options):
+            launched.add(name)
+            launch(*arguments, **options)
+
+        return call
+
+    names = [field.name for field in dataclasses.fields(Kernels)]
+    kernels = Kernels(**{name: counted(name, getattr(Kernels, name)) for name in names})
+    for kind in ("gpt2", "llama"):
+        settings = settings_of(kind)
+        Trainer(settings, texts_of(settings), kernels=kernels).one_step()
+    assert launched == set(names)
 
 
 def test_memory_is_computed_as_it_is_allocated():

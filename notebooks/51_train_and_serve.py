@@ -1,0 +1,344 @@
+# %% [markdown]
+# # 51 · Train, cut to four bits, serve
+#
+# *Lab notebook, 29 November 2026*
+#
+# You will learn
+#
+# - how batches, the two passes and the optimiser become a training loop, and how far its loss can fall
+# - why a run that was killed continues with the same bits
+# - what a model keeps in four bits, and when more GPUs make training faster
+#
+# ## The problem
+#
+# All parts are there: kernels for both passes, an optimiser, and an engine that writes and serves (lesson 44). This
+# lesson puts them together. In about a minute it trains a small Llama, saves it, quantises it and lets it write.
+#
+# A minute on a CPU is enough for a small language. Each line of ours counts days or months upwards from a random one.
+# After each name it goes on with a probability of 7/8, and otherwise ends.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+folder, draw = Path(tempfile.mkdtemp()), np.random.default_rng(0)
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+          "December"]
+
+
+def line() -> str:
+    names = (DAYS, MONTHS)[draw.integers(2)]
+    first, count = draw.integers(len(names)), draw.geometric(1 / 8)
+    return " ".join(names[(first + i) % len(names)] for i in range(count))
+
+
+text = "\n".join(line() for _ in range(1500))
+(folder / "text.txt").write_text(text, encoding="utf-8")
+print(text[:200])
+
+# %% [markdown]
+# ## How far a loss can fall
+#
+# The loss of a token is $-\log p$ of the probability that the model gave it (lesson 46). A model that has learned
+# nothing gives each of its 448 tokens the same probability: a loss of $\ln 448$, about six. Here even a perfect model
+# cannot know which name a line begins with, nor where it ends. A line has eight names on average, and a token for its
+# end. What is the lowest loss per token that a model can reach on such lines?
+
+# %%
+first_name = np.log(2) + (np.log(7) + np.log(12)) / 2  # days or months, and which of them
+goes_on = -(7 / 8 * np.log(7 / 8) + 1 / 8 * np.log(1 / 8))  # after each of eight names
+lowest = (first_name + 8 * goes_on) / 9
+print(f"{lowest:.2f}")
+
+# %% [markdown]
+# That is the entropy of the language per token. If the loss on held-out text comes near, there is nothing left to
+# learn. If the loss on the training text falls below, the model has begun to memorise it.
+#
+# ## The settings
+#
+# A run is described by three tables, for the model, the data and the training. `labkit train` reads them from a TOML
+# file, such as `data/minute.toml`. `Settings` checks every value before anything is allocated.
+
+# %%
+from labkit.train.settings import Settings
+from labkit.train.texts import Texts
+from labkit.train.trainer import Trainer, bytes_needed
+
+settings = Settings.of({
+    "model": {"model_type": "llama", "vocab_size": 448, "hidden_size": 64, "intermediate_size": 128,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+              "max_position_embeddings": 128, "tie_word_embeddings": True},
+    "data": {"text": ["text.txt"], "held_out": 0.1},
+    "train": {"steps": 120, "batch": 4, "length": 32, "learning_rate": 1e-2, "least_rate": 1e-4, "warm_up": 10,
+              "held_out_every": 20},
+}, folder)
+texts = Texts.read(settings)
+print(f"{settings.model.parameters:,} parameters, {len(texts.tokens):,} tokens, {bytes_needed(settings) / 1e6:.1f} MB")
+
+# %% [markdown]
+# `Texts` trains a tokenizer on the text, keeps a tenth of the tokens for the held-out loss, and draws the windows of a
+# step, here four of 32 tokens. The windows depend on the run's seed and on the number of the step, and on nothing else.
+# We will need that.
+#
+# ## The loop
+#
+# `passes` computes the gradients of a step, `update` is the optimiser. Each is captured in a CUDA graph (lesson 13).
+
+# %%
+from labkit import show_source
+
+show_source(Trainer.passes)
+
+# %%
+show_source(Trainer.update)
+
+# %%
+show_source(Trainer.one_step)
+
+# %% [markdown]
+# Between the two graphs the host looks at the loss and at the norm of the gradients. If either is infinite or NaN, the
+# step does not happen: the error names the first tensor that is not finite, and the last checkpoint stays.
+#
+# The loss itself is computed by one kernel, softmax and $-\log p$ together, which leaves the gradient of the logits in
+# their place. It agrees with NumPy:
+
+# %%
+from labkit import agree
+from labkit.kernels.ops.cross_entropy import CROSS_ENTROPY
+
+agree(CROSS_ENTROPY)
+
+# %% [markdown]
+# We train half of the steps, save a checkpoint, and train the rest. Does the held-out loss reach the entropy in 120
+# steps, which is {{ 120 * 4 * 32 / 10_700:.1f }} times through the text?
+
+# %%
+from labkit.measure.plots.training import loss_curve
+from labkit.train import checkpoint
+
+trainer = Trainer(settings, texts)
+list(trainer.run(until=60))
+checkpoint.save(folder / "half", trainer)
+*_, last = trainer.run()
+checkpoint.save(folder / "trained", trainer)
+loss_curve(trainer.log)
+
+# %%
+print(last)
+print(f"entropy {lowest:.3f}")
+
+# %% [markdown]
+# It comes near. The curve has two parts. In the first steps the model learns which tokens there are at all, and the
+# loss falls by several nats. Then it learns which name follows which.
+#
+# ## Killed, and resumed
+#
+# A *checkpoint* is a folder in Hugging Face's form. `labkit generate`, `labkit serve` and other libraries load it. Two
+# files more are for the trainer.
+
+# %%
+from labkit import table
+
+contents = {"config.json": "the model's shape", "model.safetensors": "the weights", "tokenizer.json": "the tokenizer",
+            "optimizer.safetensors": "master, m and v", "training.json": "step, settings and losses"}
+table([(name, (folder / "half" / name).stat().st_size, what) for name, what in contents.items()],
+      {"file": "", "bytes": ",", "": ""})
+
+# %% [markdown]
+# A run can be killed at any moment, also while it writes. So the files are written to a new folder beside the old one,
+# which is then renamed. Until then the old checkpoint is untouched, and `--resume` removes what a killed writer has
+# left. A checkpoint is there as a whole or not at all.
+#
+# There is no state of a random generator in it: the windows of step 61 depend on the seed and on 61. And no kernel adds
+# up in an order that could change. Load the checkpoint of step 60 and train ten steps. How many of the ten losses equal
+# those of the first run, to the last bit?
+
+# %%
+resumed = Trainer(settings, texts, **checkpoint.load(folder / "half", settings))
+list(resumed.run(until=70))
+table([(entry["step"], entry["loss"], again["loss"], "yes" if entry["loss"] == again["loss"] else "no")
+       for entry, again in zip(trainer.log[60:70], resumed.log[60:70], strict=True)],
+      {"step": "", "loss": ".6f", "resumed": ".6f", "equal": ""})
+
+# %% [markdown]
+# All of them. This is worth some care in the kernels: a resumed run that differs in its last bits differs in everything
+# a hundred steps later, and nobody can tell whether the checkpoint was right.
+#
+# ## One of your own kernels
+#
+# `Kernels` has a launcher for each launch of the two passes, and each can be replaced. This SwiGLU (lesson 35) is as
+# simple as it gets, one thread for each output. The backward pass keeps its own kernel. Should the losses be equal to
+# the last bit this time?
+
+# %%
+import math
+
+from numba import float32
+
+from labkit import cuda
+from labkit.train.model import Kernels
+
+
+@cuda.jit
+def gate_kernel(x, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        gate, up = x[row, col], x[row, out.shape[1] + col]
+        out[row, col] = gate / (float32(1.0) + math.exp(-gate)) * up
+
+
+def my_swiglu(x, out, stream=0):
+    rows, cols = out.shape
+    gate_kernel[(-(-cols // 32), -(-rows // 4)), (32, 4), stream](x, out)
+
+
+mine = Trainer(settings, texts, kernels=Kernels(swiglu=my_swiglu))
+list(mine.run(until=20))
+largest = max(abs(entry["loss"] - own["loss"]) for entry, own in zip(trainer.log[:20], mine.log, strict=True))
+print(f"largest difference of a loss in 20 steps: {largest:.1e}")
+
+# %% [markdown]
+# Not to the last bit, since the course's kernel may round an exponential differently. But they must stay close. A wrong
+# kernel often trains as well, only worse: a loss that falls proves nothing. Compare with a run that is known to be
+# right.
+#
+# ## It writes
+#
+# The folder is a model like any other. The engine of lesson 42 takes it, and all prompts are in one batch.
+
+# %%
+from labkit.engine import LLM, SamplingParams
+
+PROMPTS = ["Friday", "November", "Wednesday Thursday", "May June July"]
+greedy = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+def written(model: Path) -> list[str]:
+    llm = LLM(str(model), num_pages=32, max_num_seqs=4)
+    return [output.outputs[0].text for output in llm.generate(PROMPTS, greedy)]
+
+
+before = written(folder / "trained")
+table(list(zip(PROMPTS, before, strict=True)), ["prompt", "continued"])
+
+# %% [markdown]
+# Now the linear layers in four bits (lesson 46), with a scale for 32 weights. `labkit quantize` does the same from the
+# command line. Does the model still know its days and months, and what happens to the held-out loss?
+
+# %%
+from labkit.kernels.linear.quantized import INT4
+from labkit.models.quantize import Scheme, round_to_nearest
+from labkit.models.quantized_folder import write_folder
+
+scheme = Scheme(INT4, group=32)
+write_folder(folder / "trained", folder / "four_bits", settings.model, scheme)
+table(list(zip(PROMPTS, before, written(folder / "four_bits"), strict=True)),
+      ["prompt", "continued in float32", "in four bits"])
+
+# %%
+flat = trainer.buffer.master.copy_to_host()
+for tensor in trainer.buffer.layout:
+    if "_proj" in tensor.name:
+        part = flat[tensor.offset : tensor.offset + tensor.size]
+        part[:] = round_to_nearest(part.reshape(tensor.shape), scheme).dequantize().ravel()
+rounded = Trainer(settings, texts)
+rounded.buffer.load(flat)
+sizes = [(folder / name / "model.safetensors").stat().st_size for name in ("trained", "four_bits")]
+table([("float32", sizes[0], trainer.held_out()), ("four bits", sizes[1], rounded.held_out())],
+      {"linear layers": "", "bytes of the file": ",", "held-out loss": ".4f"})
+
+# %% [markdown]
+# The loss hardly changes: what this model knows is simple, and it is sure of it. The file shrinks less than one might
+# expect, because in so small a model most of the bytes are the embedding, which stays in float32.
+#
+# `labkit serve FOLDER` would now put the model behind an HTTP API (lesson 44), with the same engine and the same
+# kernels.
+#
+# ## More GPUs
+#
+# With *data parallelism* every GPU has the whole model, and computes the gradients of its own windows. Then all
+# gradients are averaged, and each GPU makes the same update. The trainer leaves one place for it: `all_reduce`, a
+# function that replaces the flat buffer of gradients by its mean over all processes, between the passes and the
+# clipping. With PyTorch's process groups it is a few lines.
+
+# %%
+from labkit.train.trainer import mean_over_processes
+
+show_source(mean_over_processes)
+
+# %% [markdown]
+# A test runs it in two processes where PyTorch is installed, and reports itself as skipped elsewhere. It goes by way of
+# the host, which is simple and slow. Each process must also draw windows of its own; our `Texts` has no option for that
+# yet.
+#
+# An *all-reduce* in a ring sends each part of the buffer around twice: once to add it up, once to distribute the sum.
+# Each of $n$ GPUs sends $2\,(n - 1)/n$ times the bytes of the buffer. A pass costs about 6 flops for each parameter and
+# token (2 forward, 4 backward). Take eight GPUs that reach 400 TFLOP/s{{ example }}, and three networks: NVLink with
+# 450 GB/s{{ hardware }}, a fast network with 50 GB/s{{ hardware }}, and an ordinary one with 1.25 GB/s{{ hardware }}.
+# Nothing overlaps. How many tokens must each GPU have in a step so that half of its time goes into computing, and does
+# that number depend on the size of the model?
+
+# %%
+from labkit import plots
+
+RATE, GPUS = 400e12, 8
+LINKS = {"450 GB/s": 450e9, "50 GB/s": 50e9, "1.25 GB/s": 1.25e9}
+
+
+def efficiency(tokens, bandwidth, parameters=1.2e9):
+    """The share of a step that is spent computing."""
+    compute = 6 * parameters * tokens / RATE
+    exchange = 2 * (GPUS - 1) / GPUS * 4 * parameters / bandwidth  # gradients are float32
+    return compute / (compute + exchange)
+
+
+tokens = 2.0 ** np.arange(7, 21)
+plots.curves(tokens, {name: 100 * efficiency(tokens, bandwidth) for name, bandwidth in LINKS.items()},
+             "More tokens for each exchange pay for a slower network", "tokens of a GPU in a step",
+             "% of the time spent computing", log_x=True, place="A model of the cost: 8 GPUs, nothing overlaps")
+
+# %%
+half = {name: 8 * (GPUS - 1) / GPUS * RATE / (6 * bandwidth) for name, bandwidth in LINKS.items()}
+table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency(count, LINKS[name], 1e11))
+       for name, count in half.items()],
+      {"network": "", "tokens": ",.0f", "% computing, 0.1 billion": ".0f", "100 billion": ".0f"})
+
+# %% [markdown]
+# The size of the model does not matter: computing and exchanging are both proportional to it. Only the tokens count.
+# NVLink needs about a thousand for each GPU, a few windows. The ordinary network needs hundreds of thousands: gradient
+# accumulation reaches them, with one exchange for many small batches, at the price of a very large batch. Real systems
+# also overlap the two: the gradients of the last layers are complete first, and travel while the others are computed.
+#
+# ## What was implemented
+#
+# - `labkit train`: a GPT-2 or a Llama trained by the course's own kernels, from a TOML file
+# - checkpoints that are whole or not there, and from which a run continues with the same bits
+# - `Kernels`, by which every launch of the two passes can be replaced
+#
+# ## What I learned
+#
+# - The entropy of the data is a floor for the loss. Knowing it tells a finished model from one that is stuck.
+# - A run can be resumed exactly if its windows depend on the step alone and every sum has a fixed order.
+# - A falling loss does not show that the gradients are right. Equal losses of two independent implementations do.
+# - Data parallelism pays by the tokens of each exchange, not by the size of the model.
+#
+# ## Resources
+#
+# - [A. Karpathy: llm.c](https://github.com/karpathy/llm.c), a GPT-2 trained in C and CUDA
+# - [A. Gibiansky: Bringing HPC Techniques to Deep Learning
+#   (2017)](https://andrew.gibiansky.com/blog/machine-learning/baidu-allreduce/), the all-reduce in a ring
+# - [S. Li et al.: PyTorch Distributed (2020)](https://arxiv.org/abs/2006.15704), how gradients are exchanged while the
+#   backward pass runs
+#
+# ## Try it
+#
+# - `labkit train data/minute.toml --out build/minute`, kill it with `kill -9`, and continue it with `--resume`.
+# - Then `labkit quantize build/minute --out build/minute-int4` and `labkit serve build/minute-int4`.
+# - Leave out the second factor of `gate_kernel`, `* up`. After how many steps does the loss show it?
+# - Let lines jump by two days at random. What is the entropy now, and does the model reach it?
+#
+# In the exercises for this lesson you predict the memory and the exchange of a training run, write a schedule of
+# learning rates from a blank page, and average the gradients of several workers.
