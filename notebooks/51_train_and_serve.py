@@ -85,7 +85,8 @@ print(f"{settings.model.parameters:,} parameters, {len(texts.tokens):,} tokens, 
 #
 # ## The loop
 #
-# `passes` computes the gradients of a step, `update` is the optimiser. Each is captured in a CUDA graph (lesson 13).
+# `Trainer` holds the model, the buffers and the loop. Its method `passes` computes the gradients of a step, and
+# `update` is the optimiser. Each is captured in a CUDA graph (lesson 13).
 
 # %%
 from labkit import show_source
@@ -113,7 +114,7 @@ agree(CROSS_ENTROPY)
 
 # %% [markdown]
 # We train half of the steps, save a checkpoint, and train the rest. Does the held-out loss reach the entropy in 120
-# steps, which is {{ 120 * 4 * 32 / 10_700:.1f }} times through the text?
+# steps, which is {{ 120 * 4 * 32 / 12_159:.1f }} times through the text?
 
 # %%
 from labkit.measure.plots.training import loss_curve

@@ -38,6 +38,7 @@ def loss_curve(log: list[dict]) -> CourseFigure:
                 ends.append((steps[-1], losses[-1], words, TEXT[colour]))
         ax.set_xlabel("step")
         ax.set_ylabel("nats a token")
+        ax.get_ylim()  # settles the limits, which the names' places depend on
         label_line_ends(ax, ends)
     return figure
 
