@@ -272,8 +272,8 @@ show_source(mean_over_processes)
 
 # %% [markdown]
 # A test runs it in two processes where PyTorch is installed, and reports itself as skipped elsewhere. It goes by way of
-# the host, which is simple and slow. Each process must also draw windows of its own; our `Texts` has no option for that
-# yet.
+# the host, which is simple and slow. Each process also needs its own windows: `Texts.read(settings, process=1,
+# processes=8)` draws those of the second of eight.
 #
 # An *all-reduce* in a ring sends each part of the buffer around twice: once to add it up, once to distribute the sum.
 # Each of $n$ GPUs sends $2\,(n - 1)/n$ times the bytes of the buffer. A pass costs about 6 flops for each parameter and

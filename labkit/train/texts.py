@@ -21,10 +21,15 @@ END = "<|endoftext|>"  # token 0 of a tokenizer that is trained here
 
 
 class Texts:
-    """tokens: what is trained on; held_out: the last share of each run's tokens, in windows that do not overlap."""
+    """tokens: what is trained on; held_out: the last share of each run's tokens, in windows that do not overlap.
+    process, processes: of a data-parallel run. Its processes draw different windows, together those that a single one
+    with so many times the batch would draw."""
 
-    def __init__(self, settings: Settings, ids: np.ndarray, tokenizer):
+    def __init__(self, settings: Settings, ids: np.ndarray, tokenizer, *, process: int = 0, processes: int = 1):
         train, self.tokenizer, self.train = settings.train, tokenizer, settings.train
+        if not 0 <= process < processes:
+            raise ValueError(f"process is {process}; it must be 0 to {processes - 1}, of {processes} processes")
+        self.process, self.processes = process, processes
         vocabulary = settings.model.vocab_size
         wrong = ids[(ids < 0) | (ids >= vocabulary)]
         if wrong.size:
@@ -37,24 +42,26 @@ class Texts:
                                 f"{name}; at least {train.length + 1:,} are needed, one more than train.length")
 
     @classmethod
-    def read(cls, settings: Settings) -> Texts:
+    def read(cls, settings: Settings, **processes: int) -> Texts:
         data = settings.data
         if data.tokens:
             return cls(settings, np.concatenate([token_file(settings.folder / path) for path in data.tokens]),
-                       tokenizer_of(settings.folder / data.tokenizer))
+                       tokenizer_of(settings.folder / data.tokenizer), **processes)
         texts = [text_file(settings.folder / path) for path in data.text]
         if data.tokenizer:
             tokenizer = tokenizer_of(settings.folder / data.tokenizer)
         else:
             tokenizer = train_tokenizer(texts, settings.model.vocab_size)
-        return cls(settings, np.concatenate([tokenizer.encode(text).ids for text in texts]).astype(np.int64), tokenizer)
+        return cls(settings, np.concatenate([tokenizer.encode(text).ids for text in texts]).astype(np.int64), tokenizer,
+                   **processes)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows of a step, counted from 1, and the tokens that follow each token. They depend on the seed and on
         the step alone, so a resumed run draws those that the run would have drawn."""
         train = self.train
         draw = np.random.Generator(np.random.Philox(key=[train.seed, step]))
-        begins = draw.integers(0, len(self.tokens) - train.length, (train.accumulation, train.batch))
+        begins = draw.integers(0, len(self.tokens) - train.length,
+                               (train.accumulation, self.processes, train.batch))[:, self.process]
         windows = self.tokens[begins[..., None] + np.arange(train.length + 1)]
         return tuple(np.ascontiguousarray(part).reshape(train.accumulation, -1)
                      for part in (windows[..., :-1], windows[..., 1:]))

@@ -63,6 +63,17 @@ def test_batches_depend_on_seed_and_step_alone():
     assert np.array_equal(ids.reshape(2, 2, 16)[..., 1:], targets.reshape(2, 2, 16)[..., :-1])
 
 
+def test_processes_draw_the_windows_of_a_larger_batch():
+    whole = texts_of(settings_of("llama", batch=4))
+    parts = [texts_of(settings_of("llama", batch=2), process=process, processes=2) for process in range(2)]
+    for part in range(2):  # the windows, and what follows
+        expected = whole.batch(3)[part].reshape(2, 4, 16)
+        found = [one.batch(3)[part].reshape(2, 2, 16) for one in parts]
+        assert np.array_equal(np.concatenate(found, axis=1), expected)
+    with pytest.raises(ValueError, match="process is 2; it must be 0 to 1, of 2 processes"):
+        texts_of(settings_of("llama"), process=2, processes=2)
+
+
 def test_held_out_windows_are_counted_once():
     texts = texts_of(settings_of("llama"))
     batches = list(texts.held_out_batches())

@@ -21,11 +21,11 @@ def settings_of(model: str, **train) -> Settings:
                         "train": TRAIN | train})
 
 
-def texts_of(settings: Settings, tokenizer=None) -> Texts:
+def texts_of(settings: Settings, tokenizer=None, **processes) -> Texts:
     """Tokens that follow a rule, with a few that do not."""
     draw = np.random.default_rng(0)
     ids = (np.arange(600) * 7 + 3 * (draw.random(600) < 0.2)) % 64
-    return Texts(settings, ids.astype(np.int64), tokenizer)
+    return Texts(settings, ids.astype(np.int64), tokenizer, **processes)
 
 
 def rms(x, eps):

@@ -119,7 +119,7 @@ EXERCISE = KernelExercise(
     launch=lambda R, C: (-(-C // 32), (32, 8)),
     tolerance=lambda x, bias, dout: EPS32 * (16 + 2 * np.sqrt(len(x))) * np.abs(dout).sum(axis=0) + 1e-30,
     observe_sizes=({"R": 17, "C": 33},),
-    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, ZEROS), *of(2, HUGE_AND_TINY, NEGATIVE, ZEROS)),
+    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY), *of(2, NEGATIVE, ZEROS)),
     demand=_shared,
     wrong={
         "the sum is that of `dout` alone: the derivative of silu is left out":
