@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -459,15 +460,19 @@ def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: lis
 
 
 def running_server(process) -> dict | None:
-    """Return the url, port and token that JupyterLab records once it answers. None if it ends or records nothing within
-    a minute: it then prints its address itself."""
+    """Return the url, port and token of JupyterLab's record once the server answers. None if it ends or does not answer
+    within a minute: it then prints its address itself."""
     from jupyter_core.paths import jupyter_runtime_dir
 
     path = Path(jupyter_runtime_dir()) / f"jpserver-{process.pid}.json"
-    for _ in range(600):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # not there yet, or half of it
+            server = json.loads(path.read_text(encoding="utf-8"))
+            if not server.get("sock"):  # the record is written before the server listens
+                socket.create_connection((urlsplit(server["url"]).hostname, server["port"]), timeout=5).close()
+            return server
+        except (OSError, ValueError):  # not there yet, half of it, or not listening
             if process.poll() is not None:
                 return None
             time.sleep(0.1)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -395,7 +397,7 @@ def test_learn_as_a_user_types_it(course_dir, tmp_path, typed, lesson, passed_on
 
 
 SERVER = """\
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, socket, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as if Ctrl-C reached labkit alone
 folder = pathlib.Path(os.environ["JUPYTER_RUNTIME_DIR"])
 if "--fail" in sys.argv:
@@ -403,8 +405,13 @@ if "--fail" in sys.argv:
 note = folder / f"jpserver-{os.getpid()}.json"
 note.write_text("{")
 time.sleep(0.3)
-note.write_text(json.dumps({"url": "http://localhost:9000/", "port": 9000, "token": "abc"}))
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+port = listener.getsockname()[1]
+note.write_text(json.dumps({"url": f"http://127.0.0.1:{port}/", "port": port, "token": "abc"}))
+time.sleep(0.5)  # JupyterLab, too, writes its record before it listens
 signal.signal(signal.SIGTERM, lambda *_: ((folder / "ended").touch(), sys.exit(0)))
+listener.listen()
 while True:
     time.sleep(0.1)
 """
@@ -423,8 +430,10 @@ def test_learn_on_a_server_says_the_address_and_ctrl_c_ends_jupyterlab(course_di
         lines = [process.stdout.readline()]
         while lines[-1] and not lines[-1].startswith("Ctrl-C here ends it"):
             lines.append(process.stdout.readline())
-        assert "JupyterLab: http://localhost:9000/lab/tree/work/lessons/00_first.ipynb?token=abc\n" in lines
-        assert any(line.startswith("From another machine, first: ssh -L 9000:localhost:9000 ") for line in lines)
+        (port,) = (int(found[1]) for line in lines if (found := re.fullmatch(
+            r"JupyterLab: http://127\.0\.0\.1:(\d+)/lab/tree/work/lessons/00_first\.ipynb\?token=abc\n", line)))
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()  # whoever follows the address is answered
+        assert any(line.startswith(f"From another machine, first: ssh -L {port}:localhost:{port} ") for line in lines)
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=30)
     finally:
