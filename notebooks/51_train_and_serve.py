@@ -206,6 +206,10 @@ print(f"largest difference of a loss in 20 steps: {largest:.1e}")
 # kernel often trains as well, only worse: a loss that falls proves nothing. Compare with a run that is known to be
 # right.
 #
+# `labkit train CONFIG --yours` does this with your exercises. Those with a place in training are checked first: among
+# them LayerNorm, RMSNorm, a product and the rotation of the forward pass, and the gradients of the embedding (lesson
+# 48) and of attention's scores (lesson 49). Where one is not done, the course's kernel does its work.
+#
 # ## It writes
 #
 # The folder is a model like any other. The engine of lesson 42 takes it, and all prompts are in one batch.

@@ -107,3 +107,7 @@ def gather_backward(order, starts, dout, dtable):
 
 # %%
 check("gather_backward", gather_backward)
+
+# %% [markdown]
+# This kernel has a place in training. `labkit train data/minute.toml --out build/mine --yours` sorts the positions on the
+# device, and lets it add up the gradient of the embedding.

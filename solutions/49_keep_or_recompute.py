@@ -75,6 +75,9 @@ def score_gradients(scores, lse, grad_weights, delta, scale, out):
 check("score_gradients", score_gradients)
 
 # %% [markdown]
+# This kernel has a place in training. With `labkit train data/minute.toml --out build/mine --yours` it computes the
+# gradients of the scores, one head of one sequence at a time, between products of whole matrices.
+#
 # ## 3 · From a blank page: the gradient of rows of length 1
 #
 # Embeddings of sentences are often scaled to length 1 (lesson 31): each row is divided by its length,

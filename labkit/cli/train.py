@@ -22,6 +22,9 @@ def train(
         int | None,
         typer.Option("--steps", metavar="N", help="Stop after step N with a checkpoint; --resume continues it.", min=1),
     ] = None,
+    yours: Annotated[
+        bool, typer.Option("--yours", help="Use the kernels from your exercises, which are for float32.")
+    ] = False,
     device: Device = None,
 ):
     """Train a GPT-2 or a Llama with kernels from this course alone. Ctrl-C keeps the last checkpoint.
@@ -41,8 +44,14 @@ def train(
         raise UserError(f"--out {out} is there already; --resume continues its run, or name another folder")
     before = checkpoint.load(folder, settings) if resume else {}
     console, notes = consoles()
+    kernels = your_kernels(settings, notes) if yours else None
+    size, dtype = settings.model.vocab_size, settings.train.dtype
+    if dtype != "float32" and size % 8:
+        notes.print(f"model.vocab_size is {size:,}, no multiple of 8: in {dtype} the products with the embedding are "
+                    f"slower; {-(-size // 8) * 8:,} leaves the last rows unused", style="dim", markup=False,
+                    soft_wrap=True)
     with notes.status("Reading the texts"):
-        trainer = Trainer(settings, Texts.read(settings), **before)
+        trainer = Trainer(settings, Texts.read(settings), kernels=kernels, **before)
 
     def save() -> None:
         checkpoint.save(folder, trainer, save_curve)
@@ -57,3 +66,15 @@ def train(
         save()
     console.print(f"Step {trainer.step:,} of {settings.train.steps:,}: the checkpoint is in {out}, with loss.svg. "
                   f"Next: labkit generate \"The\" --model {out}", markup=False, soft_wrap=True)
+
+
+def your_kernels(settings, notes):
+    """Return the launchers of both passes with those of the finished exercises, and say which these are."""
+    from labkit.cli.models import checked_answers
+    from labkit.course.yours import places
+    from labkit.models.configs import GPT2Config
+
+    if settings.train.dtype != "float32":
+        raise UserError(f"--yours needs train.dtype float32, not {settings.train.dtype}")
+    model = places.GPT2 if isinstance(settings.model, GPT2Config) else places.LLAMA
+    return checked_answers(places.in_training_of(model), notes).training_kernels()

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit import cli
+from labkit.course import yours
 from labkit.models import safetensors
 from labkit.train.checkpoint import OPTIMIZER, TRAINING
 
@@ -64,6 +65,36 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(train, tmp_path):
     training = json.loads((tmp_path / "parts" / TRAINING).read_text())
     assert training["step"] == 4 and training["settings"] == tomllib.loads(CONFIG)
     assert "Loss of training" in (tmp_path / "parts" / "loss.svg").read_text()
+
+
+@pytest.mark.sweep
+def test_a_run_with_the_kernels_of_exercises(train, tmp_path, monkeypatch):
+    seen, read = [], yours.answers
+
+    def answers(*names):
+        seen.extend(names)
+        return read("gather_backward", "score_gradients", solutions=True)
+
+    monkeypatch.setattr("labkit.course.yours.answers", answers)
+    done = train("--out", "mine", "--yours", "--steps", "2")
+    assert done.exit_code == 0, done.output
+    assert "Your kernels: gather_backward (the gradient of the embedding), score_gradients" in done.stderr
+    assert {"rmsnorm_block", "rope_heads", "gather_backward"} <= set(seen) and "layernorm_two_sums" not in seen
+    assert train("--out", "own", "--steps", "2").exit_code == 0
+    mine, own = (json.loads((tmp_path / name / TRAINING).read_text())["log"] for name in ("mine", "own"))
+    assert [entry["loss"] for entry in mine] == pytest.approx([entry["loss"] for entry in own], abs=1e-5)
+    (tmp_path / "tiny.toml").write_text(CONFIG + 'dtype = "bfloat16"\n')
+    done = train("--out", "half", "--yours")
+    assert done.exit_code == 2 and "--yours needs train.dtype float32, not bfloat16" in done.stderr
+
+
+@pytest.mark.sweep
+def test_a_vocabulary_that_is_slow_in_16_bits_is_named(train, tmp_path):
+    sentence = "model.vocab_size is 300, no multiple of 8: in bfloat16 the products with the embedding are slower"
+    assert sentence not in train("--out", "single", "--steps", "1").stderr
+    (tmp_path / "tiny.toml").write_text(CONFIG + 'dtype = "bfloat16"\n')
+    done = train("--out", "half", "--steps", "1")
+    assert done.exit_code == 0 and f"{sentence}; 304 leaves the last rows unused" in done.stderr
 
 
 def test_a_run_that_cannot_begin_ends_with_a_sentence(train, tmp_path):

@@ -15,7 +15,7 @@ from labkit.course import registry as course
 from labkit.course import workbooks as workbook
 from labkit.course.yours import PARTS, PLACES, block_parity, one_by_one, with_kernels
 from labkit.course.yours.launchers import llama_kernels
-from labkit.course.yours.places import ENCODER, LLAMA
+from labkit.course.yours.places import ENCODER, LLAMA, TRAINING
 from labkit.course.yours.places import GPT2 as GPT2_PLACE
 from labkit.course.yours.steps import _step
 from labkit.engine import LLM, SamplingParams
@@ -282,7 +282,8 @@ def test_a_step_names_the_kernels_in_it(solutions):
 
 @pytest.mark.sampled(3)
 @pytest.mark.cpu_device  # on a GPU a mistake may wait for ever
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.exercise)
+@pytest.mark.parametrize("place", [place for place in PLACES if place.model != TRAINING],
+                         ids=lambda place: place.exercise)
 def test_a_known_mistake_is_found_at_its_step(place, model, encoder, llama):
     """Each wrong answer of the exercise, put in unchecked. Those that show at these sizes show at the part's steps."""
     if place.part == "argmax":

@@ -1,5 +1,5 @@
 """Your own kernels in the model: what you wrote in the exercises does the work of a block, of a whole GPT-2, of a
-sentence encoder, or of a Llama.
+sentence encoder, or of a Llama, or trains one.
 
     from labkit.course import yours
 
@@ -10,6 +10,7 @@ sentence encoder, or of a Llama.
     yours.with_kernels(model, mine)           # that GPT-2, to write text with
     yours.one_by_one(mine, yours.small_encoder(), sentences)      # in a sentence encoder; a MiniLM of one's own, too
     yours.one_by_one(mine, yours.small_llama(), prompts)          # in a Llama; in any that computes in float32
+    Trainer(settings, texts, kernels=mine.training_kernels())     # labkit.train; labkit train --yours
 
 An exercise that is not done, or not right yet, leaves its place to the model's own kernel, and the table says so.
 yours.answers(add_row=my_kernel) takes a kernel at hand instead of the notebook's, yours.answers(solutions=True) the

@@ -72,21 +72,7 @@ def llama_kernels(parts: Mapping[str, Callable], base: llama.Kernels) -> llama.K
 
         overrides |= {"rmsnorm": rmsnorm, "add_rmsnorm": add_rmsnorm}
     if rope := parts.get("rope"):
-
-        def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, stream=0,
-                             **options):
-            """Rotate in place in qkv, then split by the model's own launch, which rotates by angles of 0."""
-            if q_norm is not None:  # a Qwen3 has norms before the rotation, which no exercise computes
-                base.rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm, k_norm, stream=stream,
-                                      **options)
-                return
-            tokens, heads, size = q.shape
-            kv_heads = keys.shape[1]
-            rotated = qkv.reshape(tokens, heads + 2 * kv_heads, size)[:, : heads + kv_heads]
-            rope(rotated, table, positions, rotated, stream=stream)
-            base.rope_split_cache(qkv, *_unrotated(tokens, size), slots, q, keys, values, stream=stream, **options)
-
-        overrides["rope_split_cache"] = rope_split_cache
+        overrides["rope_split_cache"] = rope_in_place(rope, base.rope_split_cache)
     if attention := parts.get("paged_attention"):
 
         def paged_decode(q, keys, values, page_table, contexts, out, scale, parts, stream=0):
@@ -94,6 +80,22 @@ def llama_kernels(parts: Mapping[str, Callable], base: llama.Kernels) -> llama.K
 
         overrides["paged_decode"] = paged_decode
     return replace(base, **overrides)
+
+
+def rope_in_place(rope: Callable, split: Callable) -> Callable:
+    """Rotate in place in qkv, then split by the model's own launch, which rotates by angles of 0."""
+
+    def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, stream=0, **options):
+        if q_norm is not None:  # a Qwen3 has norms before the rotation, which no exercise computes
+            split(qkv, table, positions, slots, q, keys, values, q_norm, k_norm, stream=stream, **options)
+            return
+        tokens, heads, size = q.shape
+        kv_heads = keys.shape[1]
+        rotated = qkv.reshape(tokens, heads + 2 * kv_heads, size)[:, : heads + kv_heads]
+        rope(rotated, table, positions, rotated, stream=stream)
+        split(qkv, *_unrotated(tokens, size), slots, q, keys, values, stream=stream, **options)
+
+    return rope_split_cache
 
 
 @functools.cache
@@ -115,11 +117,11 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
         if "product" in overrides:
             overrides["product"](x, weights, out, stream=stream)
         else:
-            FUSED.linear(x, weights, _zeros(out.shape[1]), out, parts=parts, stream=stream)
+            FUSED.linear(x, weights, zeros(out.shape[1]), out, parts=parts, stream=stream)
         if fused:
             overrides["bias_gelu"](out, bias, out, stream=stream)
         else:
-            overrides.get("bias", _add_bias)(out, bias, out, stream=stream)
+            overrides.get("bias", add_bias)(out, bias, out, stream=stream)
         if gelu and not fused:
             overrides.get("gelu", gelu_sigmoid_form)(out, out, stream=stream)
         if residual is not None:
@@ -130,11 +132,11 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
 
 
 @functools.cache
-def _zeros(count: int):
+def zeros(count: int):
     return cuda.to_device(np.zeros(count, np.float32))
 
 
-def _add_bias(x, bias, out, stream=0):
+def add_bias(x, bias, out, stream=0):
     rows, cols = out.shape
     add_bias_kernel[(-(-cols // 256), min(rows, 65_535)), 256, stream](bias, out)
 

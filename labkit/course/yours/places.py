@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GPT2, ENCODER, LLAMA = "a GPT-2", "a sentence encoder", "a Llama"
+GPT2, ENCODER, LLAMA, TRAINING = "a GPT-2", "a sentence encoder", "a Llama", "the training of a model"
 LINEAR = ("attn.c_attn", "attn.added", "mlp.gelu", "out")  # the steps that end a linear layer
 
 
@@ -28,8 +28,11 @@ class Place:
 
     @property
     def model(self) -> str:
-        """The kind of model that it is a part of: GPT2, ENCODER or LLAMA."""
-        return ENCODER if self.part in ENCODER_PARTS else LLAMA if self.part in LLAMA_PARTS else GPT2
+        """The kind of model that it is a part of, or TRAINING."""
+        for kind, parts in ((ENCODER, ENCODER_PARTS), (LLAMA, LLAMA_PARTS), (TRAINING, TRAINING_PARTS)):
+            if self.part in parts:
+                return kind
+        return GPT2
 
 
 # The parts of a sentence encoder, as PARTS has those of a GPT-2; labkit.models.minilm_reference names the steps. Called
@@ -51,6 +54,16 @@ LLAMA_PARTS = {
     "rope": ("rotated queries and keys", ("q", "keys")),
     "paged_attention": ("attention of one new token", ("attended",)),
 }
+
+# Those of the backward passes of a GPT-2 and of a Llama, which compute no step of a forward pass. Called with:
+#   gather_backward(order, starts, dout, dtable)    score_gradients(scores, lse, grad_weights, delta, scale, out)
+TRAINING_PARTS = {
+    "gather_backward": ("the gradient of the embedding", ()),
+    "score_gradients": ("the gradients of attention's scores", ()),
+}
+# In training, these too. A Llama's launches have no biases, and a GPT-2's no angles.
+TRAINED = {GPT2: ("layernorm", "logits", "bias", "gelu", "bias_gelu", "add", *TRAINING_PARTS),
+           LLAMA: ("rmsnorm", "rope", "logits", "add", *TRAINING_PARTS)}
 
 # part -> (in words, the steps that it writes; the names are those that labkit.models watches). Called with:
 #   embedding(ids, tokens, positions, start, out)   layernorm(x, weight, bias, out)
@@ -74,6 +87,7 @@ PARTS = {
     "argmax": ("the likeliest token", ()),
     **ENCODER_PARTS,
     **LLAMA_PARTS,
+    **TRAINING_PARTS,
 }
 
 
@@ -116,7 +130,20 @@ PLACES = [
     Place("paged_attention", "paged_attention",
           lambda q, keys, *_: {"B": q.shape[0], "S": 0, "H": q.shape[1], "KV": keys.shape[1], "D": q.shape[2]},
           lambda q, keys, values, page_table, lengths, scale, out: (q, keys, values, page_table, lengths, out, scale)),
+    Place("gather_backward", "gather_backward",
+          lambda order, starts, dout, dtable: {"T": order.size, "V": dtable.shape[0], "C": dtable.shape[1]}),
+    Place("score_gradients", "score_gradients", lambda scores, *_: {"S": scores.shape[0]}),
 ]
+
+
+def in_model(model: str) -> list[str]:
+    """The exercises with a place in a GPT2, an ENCODER or a LLAMA."""
+    return [place.exercise for place in PLACES if place.model == model]
+
+
+def in_training_of(model: str) -> list[str]:
+    """Those with a place in the training of a GPT2 or a LLAMA."""
+    return [place.exercise for place in PLACES if place.part in TRAINED[model]]
 
 
 def place_of(exercise: str) -> Place:

@@ -231,7 +231,7 @@ def one_by_one(mine: Answers, model: Model | None = None, ids: Sequence = (), **
                 for row in mine.usable if row.place.model == kind and row not in matching.rows]
     outside_block = [row for row in matching.usable if model is None and row.place.part in excluded]
     left_out += [_belongs(outside_block, "outside a block, in a whole model")] if outside_block else []
-    for other in (places.GPT2, places.ENCODER, places.LLAMA):
+    for other in (places.GPT2, places.ENCODER, places.LLAMA, places.TRAINING):
         of_others = [row for row in mine.usable if row.place.model == other != kind]
         left_out += [_belongs(of_others, f"in {other}")] if of_others else []
     return OneByOne(tuple(runs), mine, NAMES[kind] if model is not None else "a block", tuple(left_out))

@@ -14,8 +14,10 @@ from labkit.course import workbooks as workbook
 from labkit.course.check import examine
 from labkit.course.yours.launchers import encoder_kernels, kernels, llama_kernels
 from labkit.course.yours.places import PARTS, PLACES, Place, place_of
+from labkit.course.yours.training import training_kernels
 from labkit.models import llama, minilm
 from labkit.models.gpt2 import Kernels
+from labkit.train.model import Kernels as TrainingKernels
 
 YOURS, GIVEN_ANSWER = "your kernel", "the course's answer"
 TO_DO, WRONG, BROKEN = "not done yet", "not right yet", "cannot be used"
@@ -100,6 +102,10 @@ class Answers(ResultTable):
     def llama_kernels(self, base: llama.Kernels) -> llama.Kernels:
         """The launchers of a Llama, these among them."""
         return llama_kernels(self.parts, base)
+
+    def training_kernels(self) -> TrainingKernels:
+        """The launchers of both passes of training, these among them."""
+        return training_kernels(self.parts)
 
     def messages(self) -> list[str]:
         """In sentences: which kernels are used, which are not and why."""

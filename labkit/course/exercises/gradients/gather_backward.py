@@ -118,3 +118,8 @@ EXERCISE = KernelExercise(
                  "total = float32(0.0)\nfor col in range(cuda.threadIdx.x, dtable.shape[1], 64):"),
     },
 )
+
+AFTER = """
+This kernel has a place in training. `labkit train data/minute.toml --out build/mine --yours` sorts the positions on the
+device, and lets it add up the gradient of the embedding.
+"""

@@ -124,3 +124,8 @@ EQUIVALENT = {
     "shape: out.shape[1] -> out.shape[0]": "The matrix is square.",
     "shape: out.shape[0] -> out.shape[1]": "The matrix is square.",
 }
+
+AFTER = """
+This kernel has a place in training. With `labkit train data/minute.toml --out build/mine --yours` it computes the
+gradients of the scores, one head of one sequence at a time, between products of whole matrices.
+"""
