@@ -24,16 +24,21 @@ class Place:
 
     def with_node(self, node: ast.AST | list) -> str:
         """The source with another node, or several statements, in this place."""
-        tree = parent = copy.deepcopy(self.tree)
-        for field, index in self.path[:-1]:
-            parent = getattr(parent, field) if index is None else getattr(parent, field)[index]
-        field, index = self.path[-1]
-        if index is None:
-            setattr(parent, field, copy.deepcopy(node))
-        else:
-            children = getattr(parent, field)
-            children[index : index + 1] = copy.deepcopy((node or [ast.Pass()]) if isinstance(node, list) else [node])
-        return ast.unparse(ast.fix_missing_locations(tree))
+        nodes = (node or [ast.Pass()]) if isinstance(node, list) else [node]
+        for new in nodes:
+            ast.fix_missing_locations(new)
+        return ast.unparse(_replaced(self.tree, self.path, nodes))
+
+
+def _replaced(tree: ast.AST, path: tuple, nodes: list[ast.AST]) -> ast.AST:
+    """The tree with these nodes at the end of the path: the nodes on the path are copied, all others are shared."""
+    (field, index), *below = path
+    child = getattr(tree, field)
+    old = child if index is None else child[index]
+    new = [_replaced(old, below, nodes)] if below else nodes
+    result = copy.copy(tree)
+    setattr(result, field, new[0] if index is None else [*child[:index], *new, *child[index + 1 :]])
+    return result
 
 
 def places_in(tree: ast.Module) -> Iterator[Place]:

@@ -138,6 +138,8 @@ def infer_types(function, arguments):
         typemap = result.typemap
     types_by_name = {}
     for variable, ty in typemap.items():
+        if variable.startswith("$"):  # Numba's own: of one name, and of many types
+            continue
         types_by_name.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
     unify = registry.cpu_target.typing_context.unify_types
     mixed = {name for name, versions in types_by_name.items() if len(set(versions)) > 1}
