@@ -104,12 +104,12 @@ table([(report.counts["global_loads"] / x.size,)], {"loads per element, of x, do
 # ## A sum over all rows
 #
 # The gradient of the weight is $dw_c = \sum_r \text{dout}_{r,c} \, \hat x_{r,c}$, and that of LayerNorm's bias
-# $\sum_r \text{dout}_{r,c}$: sums down the columns. The naive ladder has a second kernel, which reads `x` and `dout`
-# again. But the first kernel has just had both in registers.
+# $\sum_r \text{dout}_{r,c}$: sums down the columns. On the naive rung a second kernel computes them, and reads `x` and
+# `dout` again. But a kernel that keeps its row in registers already has both.
 #
-# So the library's kernel launches far fewer blocks than there are rows. A block, or a warp if rows are short, processes
-# one row after another. Meanwhile each thread adds up $\text{dout} \cdot \hat x$ and `dout` for its own columns in
-# registers:
+# So the library's kernel adds them up on the way. It launches far fewer blocks than there are rows. A block, or a warp
+# if rows are short, processes one row after another. Meanwhile each thread adds up $\text{dout} \cdot \hat x$ and
+# `dout` for its own columns in registers:
 
 # %%
 from labkit.kernels.norm.backward import make_norm_backward, make_sum_partials

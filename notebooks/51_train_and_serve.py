@@ -322,7 +322,7 @@ table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency
 # ## What was implemented
 #
 # - `labkit train`: a GPT-2 or a Llama trained by the course's own kernels, from a TOML file
-# - checkpoints that are complete or do not exist, and resume a run with the same bits
+# - checkpoints that are never half-written, and resume a run with the same bits
 # - `Kernels`, through which every launch of the two passes can be replaced
 #
 # ## What I learned
@@ -330,7 +330,8 @@ table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency
 # - The entropy of the data is a lower bound for the loss. If you know it, you can tell a finished model from one that
 #   is stuck.
 # - A run can be resumed exactly if its windows depend on the step alone and every sum has a fixed order.
-# - A falling loss does not show that the gradients are right. Matching losses of two independent implementations do.
+# - A falling loss does not show that the gradients are right. Losses that match those of an independent implementation
+#   do.
 # - Whether data parallelism pays off depends on the tokens per exchange, not on the size of the model.
 #
 # ## Resources
