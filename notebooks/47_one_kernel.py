@@ -5,15 +5,15 @@
 #
 # You will learn
 #
-# - why a graph of launches takes longer for a token than its bytes need
+# - why a token takes longer in a graph of launches than its bytes need
 # - how the blocks of a kernel wait for one another, and why all of them have to be resident
-# - how shared memory fills with the weights of the next layer while a block waits
+# - how a block copies the next weights to shared memory while it waits
 #
 # ## The problem
 #
-# A decode step for one sequence reads every weight once, and the keys and values of the sequence (lesson 37). It cannot
-# be faster than that. How long do these bytes take on an H200, for Llama 3.2 1B in bfloat16 and 1,024 tokens, and what
-# share of the step is that in the graph of lesson 43?
+# A decode step for one sequence reads every weight once, and the sequence's keys and values (lesson 37). It cannot take
+# less time than these bytes do. How long does an H200 take to read them, for Llama 3.2 1B in bfloat16 and 1,024 tokens,
+# and what share of a step in the graph of lesson 43 is that?
 
 # %%
 from labkit import measure, table
@@ -28,29 +28,29 @@ table([(step["launches"], bound_us, step_us, bound_us / step_us, (step_us - boun
        "us above, for each launch": ".1f"})
 
 # %% [markdown]
-# The memory works for less than two thirds of the step{{ if under_two_thirds }}. On average {{ above_us:.1f }} us are
-# lost with each of {{ one.launches }} launches. They are lost in three ways:
+# Memory is busy for less than two thirds of the step{{ if under_two_thirds }}. On average each of the
+# {{ one.launches }} launches loses {{ above_us:.1f }} us. There are three causes:
 #
-# - *Between two launches.* A kernel begins after the last block of the one before it. Even in a graph, starting its
-#   blocks takes time.
+# - *Between two launches.* A kernel starts when the last block of the previous one has finished. Even in a graph,
+#   starting its blocks takes time.
 # - *At the beginning.* Every block computes its indices, requests its first bytes and waits for them. All SMs do so at
-#   the same time, and the memory is idle.
-# - *At the end.* When some blocks have finished and others have not, the memory serves only the others.
+#   the same time, so memory is idle.
+# - *At the end.* Once some blocks have finished, only the others still use memory.
 #
-# Earlier lessons removed a part of that. Launched one by one from Python, each kernel costs the host several
-# microseconds; a graph (lesson 13) leaves the host out. With programmatic dependent launch (lesson 43) a kernel begins
-# while the one before it ends, and brings its first weights into L2 meanwhile. The graph in the table already does
+# Earlier lessons removed part of this loss. Launched one by one from Python, each kernel costs the host several
+# microseconds; a graph (lesson 13) leaves the host out. With programmatic dependent launch (lesson 43) a kernel starts
+# while the previous one finishes, and meanwhile brings its first weights into L2. The graph in the table already does
 # that. One step is left: a single launch for the whole token. This lesson shows how to build such a kernel, and
-# calculates what it might save. Its time on a GPU has not been recorded yet.
+# estimates what it might save. Its time on a GPU has not been recorded yet.
 #
 # ## Blocks that stay
 #
-# The persistent blocks of lesson 10 stay on their SMs while they compute one part of a product after another. A
-# *persistent kernel* for a token goes further: its blocks stay for all products, from the embedding to the last
-# logit. There is one block for each SM. Each product is a *phase*, in which the blocks take tiles of eight rows of
-# weights in turn: block b of 132 computes tiles b, b + 132, b + 264 and so on. `Decoder` holds the sizes of the
-# model, and those of the kernel. How many tiles does the busiest block have in each phase of a layer, and for what
-# share of the time do the blocks work on average, if all tiles take equally long?
+# The persistent blocks of lesson 10 stay on their SMs while they compute one tile of a product after another. A
+# *persistent kernel* for a token goes further: its blocks, one per SM, stay for all products, from the embedding to the
+# last logit. Each product is a *phase*, whose tiles of eight rows of weights go to the blocks in turn: block b of 132
+# computes tiles b, b + 132, b + 264 and so on. `Decoder` holds the sizes of the model and of the kernel. How many tiles
+# does the busiest block compute in each phase, and what share of the time is a block busy on average, if all tiles take
+# equally long?
 
 # %%
 from labkit.course.drawings import one_kernel as pictures
@@ -67,15 +67,15 @@ for name, rows in rows_of.items():
 table(found, {"phase": "", "tiles": "", "of the busiest block": "", "working": ".1%"})
 
 # %% [markdown]
-# Tiles of eight rows are small enough to be shared almost evenly. The tail of a phase is a few percent.
+# Tiles of eight rows are small enough to be divided almost evenly. The tail of a phase is a few percent.
 #
 # ## Joins
 #
-# Each phase needs all results of the phase before it. Launches give that for nothing: a kernel sees all that the one
-# before it has written. In a persistent kernel the blocks have to wait for one another. A *join* is a point that a
-# block passes when all blocks have arrived there. All it takes is a counter in global memory. A block that has finished
-# its phase adds 1, and waits until the counter has reached the number of blocks. At the next join it waits for twice
-# that number, and so on, so the counter need not be set back in between.
+# Each phase needs all results of the previous one. Separate launches guarantee that: a kernel sees everything that the
+# previous kernel wrote. In a persistent kernel the blocks have to wait for one another. A *join* is a barrier for the
+# whole grid, a point that no block passes until all blocks have arrived there. A counter in global memory is enough. A
+# block that has finished its phase adds 1, and waits until the counter has reached the number of blocks. At the next
+# join it waits for twice that number, and so on, so the counter need not be reset in between.
 
 # %%
 from labkit import cuda, observe, ptx, show_source, u32
@@ -87,21 +87,22 @@ show_source(arrive)
 show_source(wait)
 
 # %% [markdown]
-# `named_barrier_sync` is a `syncthreads` for some warps of a block. It makes sure that all of them have written their
-# results before thread 0 arrives, and that none of them reads before thread 0 has seen the others.
+# `named_barrier_sync` is a `syncthreads` for some warps of a block. In `arrive` it makes sure that all of them have
+# written their results before thread 0 adds 1, and in `wait` that none of them reads before thread 0 has seen all
+# blocks arrive.
 #
-# But a counter alone is not enough. A GPU may make the writes of a thread visible to other SMs in another order than
-# the program's, so a block could see the counter rise and still read old results. *Release and acquire* are the cure.
+# But a counter alone is not enough. A GPU may make a thread's writes visible to other SMs in a different order from the
+# program's, so a block could see the counter rise and still read old results. *Release and acquire* prevent that.
 # `add_release` adds to the counter only after everything before it has been written. `load_acquire` reads the counter,
 # and everything read after it is at least as new as what was released. With an ordinary load two things can go wrong:
 # the compiler may load the counter once and keep it in a register, so that the loop never ends, and later loads may be
-# served from an old line of L1.
+# served from a stale line in L1.
 #
-# Numba has the same in two parts, `cuda.threadfence()` before an atomic addition, and an atomic that adds 0 to read.
-# The next kernel subtracts the mean of an array from all of its elements. First each block adds up its part, and
-# after a join it adds up what all blocks found. Four joins are tried: labkit's, the same with Numba's functions, one
-# with the fence left out, and one that arrives and does not wait. Which of the four joins give the right result on
-# the CPU device, and which have a race according to `observe`?
+# Numba has the parts: `cuda.threadfence()` before an atomic addition, and an atomic addition of 0 to read the counter.
+# The next kernel subtracts the mean of an array from all of its elements. First each block adds up its part of the
+# array, and after a join each adds up the sums of all blocks. It is run with four joins: labkit's, the same with
+# Numba's functions, one without the fence, and one that arrives but does not wait. Which of the four joins give the
+# right result on the CPU device, and which have a race according to `observe`?
 
 # %%
 import numpy as np
@@ -176,22 +177,22 @@ print(reports["without_a_fence"].races[0].sentence)
 
 # %% [markdown]
 # Three results are right, but only two of the kernels are. The CPU device runs one thread at a time, and all others see
-# its writes immediately, so the missing fence changes nothing there. On a GPU it may go well for a long time. `observe`
-# does not compare results. It looks for something that orders the write before the read, and finds nothing.
+# its writes immediately, so the missing fence changes nothing there. On a GPU the mistake may go unnoticed for a long
+# time. `observe` does not compare results. It looks for something that orders the write before the read, and finds
+# nothing.
 #
 # ## All blocks have to be resident
 #
-# An ordinary launch may have more blocks than the SMs can hold. The rest start when earlier ones end. In a persistent
-# kernel no block ends before all have arrived, and those that have not started never arrive: the kernel hangs. It hangs
-# as well if a block skips a join that the others wait at. So a launch may only have as many blocks as can be resident
-# at the same time. A block of this kernel needs nearly all of an SM's shared memory, so only one fits, and the launch
-# has one for each SM. CUDA's *cooperative* launches refuse a grid that is too large. The scan of lesson 19 needed no
+# An ordinary launch may have more blocks than the SMs can hold. The rest start as earlier ones finish. In a persistent
+# kernel no block finishes before all have arrived, and those that have not started never arrive: the kernel hangs. It
+# also hangs if one block skips a join at which the others wait. So a launch must have no more blocks than can be
+# resident at the same time. A block of this kernel needs nearly all of an SM's shared memory, so only one fits, and the
+# launch has one per SM. CUDA's *cooperative* launches refuse a grid that is too large. The scan of lesson 19 needed no
 # such limit, because its blocks wait only for blocks that have already started.
 #
-# A launch that hangs reports nothing. So `wait` gives up after some seconds, with an instruction that stops the launch
-# with an error. On the CPU device all blocks of such a launch take turns, so there are never too many. But a wait that
-# nothing can end is a `DeadlockError`. Below, two blocks wait for a third. Which threads will the error name, and what
-# do they wait for?
+# A launch that hangs reports nothing. So `wait` gives up after a few seconds and stops the launch with an error. On the
+# CPU device all blocks of such a launch take turns, so there are never too many. But a wait that nothing can end is a
+# `DeadlockError`. Below, two blocks wait for a third. Which threads will the error name, and what are they waiting for?
 
 # %%
 from labkit import device
@@ -211,25 +212,27 @@ if not device.on_gpu():
         print(error.sentence)
 
 # %% [markdown]
-# It names the threads that wait, and their lines in `joins.py`: one spins in the loop of `wait`, and the others have
-# come to the barrier behind it.
+# It names the waiting threads of a block and their lines in `joins.py`: one spins in the loop of `wait`, and the others
+# are at the barrier after it.
 #
 # ## A ring that runs ahead
 #
 # So far, joins only replace launches: the blocks wait, start their loads, and wait for the first bytes. What matters is
-# what a block can do while it waits. Activations depend on the phase before. Weights do not depend on anything that the
+# what a block can do while it waits. Activations depend on the previous phase. Weights depend on nothing that the
 # kernel computes. So one warp of each block does nothing but copy weights, into a ring of stages as in lesson 10. It
 # takes no part in the joins. It waits until a stage is empty, fills it, and goes on to the weights of the next phase,
 # the next layer, and finally the logits. [B. Spector et al.
-# (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) built such a *megakernel* for Llama 1B, to be
-# rid of what they call bubbles.
+# (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) built such a *megakernel* for Llama 1B, to
+# remove what they call bubbles.
 #
-# `full` and `empty` are arrays with an mbarrier for each stage. The copying warp announces the bytes of a stage with
-# `ptx.mbarrier_expect_tx`. Then each lane starts a bulk copy of one row of the tile with `ptx.bulk_load`: 16 bytes or a
-# multiple of that, without a tensor map. The bytes count at `full`. The warps that multiply wait there with
-# `ptx.mbarrier_wait`, and when they have read a stage they arrive at `empty` with `ptx.mbarrier_arrive`. In lap 0 the
-# copying warp waits for parity 1 of `empty`. A new mbarrier lets such a wait pass, so all stages are empty to begin
-# with. This is the loop over the rows of a matrix:
+# `full` and `empty` are arrays with one mbarrier per stage. The copying warp announces the bytes of a stage with
+# `ptx.mbarrier_expect_tx`. Then each of eight lanes starts a bulk copy of one row of the tile with `ptx.bulk_load`: a
+# multiple of 16 bytes, without a tensor map. `full` counts the bytes that have arrived. The warps that multiply wait
+# for it with `ptx.mbarrier_wait`, and when they have read a stage they arrive at `empty` with `ptx.mbarrier_arrive`. In
+# lap 0 the copying warp waits for parity 1 of `empty`. On a new mbarrier such a wait passes at once, so all stages are
+# empty to begin with. This is the loop over the rows of a matrix. Its waits give up after a while, as `wait` does, and
+# the second one keeps at most `IN_FLIGHT` stages in flight, so that the loads at a join do not queue behind many
+# copies:
 
 # %%
 from labkit.kernels.persistent.ring import make_load_matrix
@@ -237,12 +240,12 @@ from labkit.kernels.persistent.ring import make_load_matrix
 show_source(make_load_matrix, "for row0 in", "count = next_stage")
 
 # %% [markdown]
-# And this is the whole idea in one small kernel. It multiplies a vector by one matrix after another, with a join in
-# between. The ring has two stages of one row each. Thread 32 copies, warp 0 multiplies. At the start
-# `ptx.mbarrier_init` sets how many threads end a phase of an mbarrier by arriving, and `ptx.fence_mbarrier_init`
-# makes the new mbarriers visible to the copies. When thread 32 requests the first row of the second and the third
-# matrix, it also stores how many blocks are still missing at the join before it. Will blocks be missing when the
-# first row of the next matrix is requested?
+# Here is the whole idea in one small kernel. It multiplies a vector by one matrix after another, with a join in
+# between. The ring has two stages of one row each. Thread 32 copies, and warp 0 multiplies. At the start
+# `ptx.mbarrier_init` sets how many arrivals complete a phase of an mbarrier, and `ptx.fence_mbarrier_init` makes the
+# new mbarriers visible to the copies. When thread 32 requests the first row of the second or third matrix, it also
+# stores how many blocks have not yet arrived at the join before that matrix. Will blocks be missing at the join when
+# the first row of the next matrix is requested?
 
 # %%
 from numba import uint64
@@ -305,10 +308,10 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 #
 # ## A token in one launch
 #
-# labkit's kernel has the phases of a whole Llama: `Llama(..., one_kernel=True)` uses it for steps with up to eight
+# labkit's kernel computes all phases of a Llama: `Llama(..., one_kernel=True)` uses it for steps with up to eight
 # sequences of one token each, and launches kernels one by one for all others. It needs a GPU with bulk copies, of
-# compute capability 9.0{{ hardware }} or later; on an older one, both models below launch kernels one by one. These
-# are the phases of a layer, with a join after each of the five:
+# compute capability 9.0{{ hardware }} or later; on an older one, both models below launch kernels one by one. These are
+# the phases of a layer, with a join after each of the five:
 #
 # - the norm, and queries, keys and values
 # - rotation, the cache, and attention
@@ -316,10 +319,10 @@ table([(phase, *missing[phase]) for phase in (1, 2)], ["matrix", *(f"block {bloc
 # - the norm, gate, up and SwiGLU
 # - down, added to the residual stream
 #
-# Here is a tiny model, for which `RandomTensors` makes random weights, and three sequences of 20, 1 and 17 tokens. A
-# step computes the last token of each. `Difference` compares its logits with NumPy in float64, and allows eight
-# roundings of the largest logit. How many launches does the step have in each form, and will both forms be within
-# eight roundings?
+# Here is a tiny model with random weights from `RandomTensors`, and three sequences of 20, 1 and 17 tokens. A step
+# processes the last token of each. `Difference` compares its logits with NumPy in float64, and allows an error of eight
+# roundings of the largest logit. How many launches does the step need in each form, and will both forms be within eight
+# roundings?
 
 # %%
 from labkit import graphs
@@ -358,11 +361,10 @@ for model in models.values():
 Parity(tuple(differences), title="The last tokens of three sequences, against NumPy in float64").check()
 
 # %% [markdown]
-# One launch instead of many, and both are well within the roundings of bfloat16.
+# One launch instead of many, and both are well within what is allowed.
 #
-# A row of activations is multiplied in the same way whatever the other rows are: its columns are always divided among
-# the warps in the same way, and the warps' sums are added in the same order. So a sequence should get the same bits in
-# every batch. How many of its logits change when the third sequence is alone, or comes first?
+# Users of an engine would like a sequence to get the same bits in every batch. How many logits of the third sequence
+# change when it is alone in the step, or comes first?
 
 # %%
 together, _ = decode(models["one kernel"], (0, 1, 2))
@@ -370,20 +372,21 @@ table([(str(chosen), int((decode(models["one kernel"], chosen)[0][place] != toge
        for chosen, place in (((2,), 0), ((2, 0), 0))], ["sequences of the step", "logits that differ", "of"])
 
 # %% [markdown]
-# None.
+# None. A row of activations is multiplied in the same way whatever the other rows are: its columns are always divided
+# among the warps in the same way, and the warps' sums are added in the same order.
 #
 # ## What a ring can cover
 #
-# How much can the ring save? Here is a calculation, not a measurement. Divide the memory's bandwidth among the SMs:
-# each of 132 can read {{ rate_kb:.0f }} KB in a microsecond. While the other warps of a block wait, the copying warp
-# reads at that rate until the ring is full. So a ring of R bytes covers a wait of R divided by the rate, and what is
-# longer is lost. If a phase has fewer weights than the ring holds, the ring does not become empty in between, and has
-# to cover the waits before and after that phase together.
+# How much can the ring save? Here is a calculation, not a measurement. Divided evenly, the memory's bandwidth lets each
+# of 132 SMs read {{ rate_kb:.0f }} KB per microsecond. While the other warps of a block wait, the copying warp reads at
+# that rate until the ring is full. So a ring of R bytes covers a wait of R divided by the rate, and the rest of a
+# longer wait is lost. If a phase has fewer weights than the ring holds, the ring does not run empty in that phase, and
+# has to cover the waits before and after it together.
 #
 # For Llama 3.2 1B the kernel has a ring of {{ ring_kb:.0f }} KB. Suppose that a join takes 1.5 us{{ example }} after
-# the last block has arrived, and attention 4 us{{ example }}. Between the product for queries, keys and values and
-# the next one are a join, attention and another join. For how many microseconds can the ring cover a wait, and is
-# that enough for a join, attention and another join?
+# the last block has arrived, and attention 4 us{{ example }}. Between the product for queries, keys and values and the
+# next product come a join, attention and another join. How many microseconds of waiting can the ring cover, and is that
+# enough for a join, attention and another join?
 
 # %%
 kb_per_us, ring_kb, join_us, attention_us = bandwidth / 132 / 1e9, decoder.ring_bytes / 1e3, 1.5, 4.0
@@ -391,12 +394,12 @@ table([("the ring", ring_kb / kb_per_us), ("one join", join_us), ("join, attenti
       {"": "", "us": ".1f"})
 
 # %% [markdown]
-# The ring could cover a join {{ words(ring_us / 1.5) }} times over. The stretch with attention is longer than that, and
-# for {{ 7 - ring_us:.1f }} us of it the memory is idle.
+# The ring could cover a join {{ words(ring_us / 1.5) }} times over. The stretch with attention is too long for it: for
+# {{ 7 - ring_us:.1f }} us no weights are copied.
 #
 # To follow this through a layer, two more assumptions are needed. Let an SM multiply what is in shared memory
 # three{{ example }} times as fast as memory delivers, and let the first bytes of a phase take 0.8 us{{ example }} to
-# arrive if none were requested before. No SM reads faster than its share, even while others wait. How much of a
+# arrive if none were requested in advance. No SM reads faster than its share, even while others wait. How much of a
 # layer's time does the ring save in this calculation?
 
 # %%
@@ -406,12 +409,12 @@ pictures.with_and_without(phases, ring_kb, shown=(0, 120, 131), **assumed)
 
 # %% [markdown]
 # It saves nearly a third. SM 0 is one of those with the most tiles. Without a ring every phase begins with nothing in
-# flight. With one, all of `o` and half of `qkv` are there when the phase begins, and SMs that finish early use the time
-# to copy. The ring is full only around attention.
+# flight. With one, all of `o` and half of `qkv` are in shared memory when the phase begins, and SMs that finish early
+# use the time to copy. The ring is full only around attention.
 #
-# Shared memory limits the ring. The next table has the calculated time of all 16 layers for rings of other sizes, and
-# the time that the bytes alone would need, as a share of it. Is a quarter of the ring enough, and does a ring of twice
-# the size help?
+# Shared memory limits the size of the ring. The next table gives the calculated time of all 16 layers for rings of
+# other sizes, and what share of it the bytes alone would need. Is a quarter of the ring enough, and does a ring of
+# twice the size help?
 
 # %%
 found = []
@@ -423,15 +426,15 @@ for size in (0, 50, ring_kb, 400):
 table(found, {"KB in the ring of an SM": "", "us, calculated": ".0f", "memory works": ".0%"})
 
 # %% [markdown]
-# A quarter of the ring covers the joins, and most of the rest is for attention. Twice the ring adds little.
+# A quarter of the ring covers the joins, and most of the rest is for attention. Doubling the ring adds little.
 #
 # ## On a GPU
 #
-# The calculation leaves out a lot. Bulk copies may not reach the bandwidth of a plain copy, norms and sums take time,
-# and after each join all SMs load the same activations. Only a measurement can tell whether the kernel comes close, and
-# whether it is faster than the graph of launches. `labkit bench llama_one_kernel` makes it, and also records when each
-# block begins and ends each phase. If there is such a recording, the next figure shows a layer of it, with a line for
-# each block.
+# The calculation leaves out a lot. Bulk copies may not reach the bandwidth of a plain copy, attention reads keys and
+# values, norms and sums take time, and after each join all SMs load the same activations. Only a measurement can tell
+# whether the kernel comes close, and whether it is faster than the graph of launches. `labkit bench llama_one_kernel`
+# measures that, and also records when each block begins and ends each phase. If such a recording exists, the next
+# figure shows one of its layers, with one line per block.
 
 # %%
 recorded = measure.recorded_series("llama_one_kernel")
@@ -440,16 +443,18 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # %% [markdown]
 # ## What was implemented
 #
-# - a decode step of a Llama as one persistent kernel, for up to eight sequences: joins, a ring, and five phases a layer
-# - `observe` knows release and acquire, so a missing fence between blocks is found without a GPU
+# - a decode step of a Llama as one persistent kernel, for up to eight sequences: joins, a ring, and five phases per
+#   layer
+# - `observe` understands release and acquire, and finds a missing fence between blocks without a GPU
 #
 # ## What I learned
 #
-# - Between two launches lies a barrier for the whole GPU, and after it nothing is in flight. A persistent kernel keeps
-#   the barrier, but its copies go on.
-# - A counter tells that other blocks have arrived. Only with release and acquire can their results be read.
+# - Between two launches there is a barrier for the whole GPU, and after it nothing is in flight. A persistent kernel
+#   keeps the barrier, but its copies do not stop for it.
+# - A counter shows that other blocks have arrived. To read their results safely takes release and acquire as well.
 # - Blocks that wait for one another must all be resident.
-# - Weights depend on nothing that is computed, so they can be requested early. The size of the ring limits how early.
+# - Weights depend on nothing that the kernel computes, so they can be requested early. The size of the ring limits how
+#   early.
 #
 # ## Resources
 #
@@ -464,7 +469,7 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 #
 # ## Try it
 #
-# - In `chain`, let thread 32 wait at the join, too: `arrive` and `wait` then need 64 threads. What are the counts now?
+# - In `chain`, let warp 1 wait at the join, too: `arrive` and `wait` then need 64 threads. What are the counts now?
 # - Draw the calculation with `join_us=5`, and with attention of 12 us{{ example }}. Which phases are still covered?
 # - With a GPU: `labkit bench llama_one_kernel`.
 #

@@ -6,20 +6,19 @@
 # You will learn
 #
 # - how to derive the gradient of a norm, with its sums along a row and over all rows
-# - what a forward pass keeps for the backward pass, and what is cheaper to compute again
-# - how flash attention's backward pass works without the matrix of weights
+# - what a forward pass keeps for the backward pass, and what is cheaper to recompute
+# - how flash attention's backward pass works without storing the matrix of weights
 #
 # ## The problem
 #
-# A backward kernel often needs more than `dout` (lesson 48): GELU's needs the input of the forward pass, a linear
-# layer's too. So these arrays stay in memory until the backward pass comes back to their layer, and they can take more
-# memory than the model's parameters. Whatever can be computed again cheaply need not be kept.
+# A backward kernel often needs more than `dout` (lesson 48): GELU's needs the input of the forward pass, and so does a
+# linear layer's. These arrays stay in memory until the backward pass reaches their layer, and they can use more memory
+# than the model's parameters. An array that is cheap to recompute need not be kept.
 #
-# Attention is the extreme case. In lesson 24 its weights were a matrix with a row and a column for every token, and the
+# Attention is the extreme case. In lesson 24 its weights were a matrix with one row and one column per token, and the
 # softmax's gradient needs exactly these weights. Take the 12 layers of GPT-2, with 12 heads of 64, in bfloat16 and one
-# sequence. An H200 has 141 GB{{ hardware }} of memory. From which length of the sequence do the attention weights of
-# all layers no longer fit into that memory, and how many bytes do the queries, keys, values and outputs have at that
-# length?
+# sequence. An H200 has 141 GB{{ hardware }} of memory. From what sequence length do the attention weights of all layers
+# no longer fit into that memory, and how many bytes are the queries, keys, values and outputs at that length?
 
 # %%
 import numpy as np
@@ -38,29 +37,29 @@ table([(int(length), kept / 1e9, others / 1e9) for length, kept, others in zip(t
        if length >= 2048], {"tokens": ",", "weights, GB": ",.1f", "q, k, v, out, GB": ",.2f"})
 
 # %% [markdown]
-# From about {{ round((141e9 / (12 * 12 * 2)) ** 0.5, -3):,.0f }} tokens on, the weights do not fit. At 32,768 tokens
-# they are {{ 12 * 12 * 32768**2 * 2 / 1e9:.0f }} GB, and the other four arrays together
+# From about {{ round((141e9 / (12 * 12 * 2)) ** 0.5, -3):,.0f }} tokens on, the weights no longer fit. At 32,768 tokens
+# they are {{ 12 * 12 * 32768**2 * 2 / 1e9:.0f }} GB, and the four other arrays together
 # {{ 4 * 12 * 32768 * 768 * 2 / 1e9:.1f }} GB. The weights grow with the square of the length. Lesson 25 computed
-# attention without ever storing them. This lesson does the same for its backward pass, after a smaller case.
+# attention without ever storing them. This lesson does the same for the backward pass, after a simpler case.
 #
 # ## The gradient of a norm
 #
 # RMSNorm divides a row by the root of its mean square (lesson 21). With $\text{rstd}$ as one over that root and
 # $\hat x = x \, \text{rstd}$, the output is $\hat x_c \, w_c$. Let $g = \text{dout} \cdot w$ be the gradient of
-# $\hat x$. Each $x_i$ changes its own $\hat x_i$, and through $\text{rstd}$ all others:
+# $\hat x$. Each $x_i$ changes its own $\hat x_i$ and, through $\text{rstd}$, all others:
 #
 # $$\frac{\partial \hat x_j}{\partial x_i} = \text{rstd} \, \Bigl([i = j] - \frac{\hat x_i \hat x_j}{C}\Bigr)$$
 #
-# Multiplied by $g_j$ and added up over $j$, that is
+# Multiplied by $g_j$ and summed over $j$, this gives
 #
 # $$dx_i = \text{rstd} \, \Bigl(g_i - \hat x_i \; \frac{1}{C} \sum_j g_j \hat x_j\Bigr)$$
 #
-# LayerNorm also subtracts the mean of $x$, and so its $dx$ has the mean of $g$ subtracted:
+# LayerNorm also subtracts the mean of $x$, so the mean of $g$ is subtracted in $dx$:
 #
 # $$dx_i = \text{rstd} \, \Bigl(g_i - \frac{1}{C} \sum_j g_j - \hat x_i \; \frac{1}{C} \sum_j g_j \hat x_j\Bigr)$$
 #
-# A LayerNorm's output stays the same if a constant is added to a row, and nearly the same if the row is multiplied by a
-# factor. For a row of LayerNorm, what do you expect $\sum_i dx_i$ and $\sum_i dx_i \hat x_i$ to be?
+# LayerNorm's output stays the same if a constant is added to a row, and nearly the same if the row is multiplied by a
+# positive factor. For a row of LayerNorm, what do you expect $\sum_i dx_i$ and $\sum_i dx_i \hat x_i$ to be?
 
 # %%
 from labkit.kernels.norm.backward import norm_backward_reference
@@ -77,9 +76,9 @@ table([(row, abs(total), abs(along)) for row, (total, along) in
 # Both are 0, the first up to rounding and the second up to the small $\epsilon$ under the root. The two subtracted
 # terms remove from $g$ the two directions in which the output cannot change.
 #
-# A row needs its mean and its root mean square again. The forward pass could have kept both, but the backward kernel
-# reads `x` anyway, so it computes them again without another byte from memory. Here is the plainest kernel for `dx`:
-# one thread walks along a row. How many times does it load each element of `x`, and how many times each of `dout`?
+# The kernel needs each row's mean and rstd again. The forward pass could have kept both, but the backward kernel reads
+# `x` anyway, so it recomputes them without another byte from memory. Here is the plainest kernel for `dx`, with one
+# thread per row. How many times does it load each element of `x`, and how many times each of `dout`?
 
 # %%
 from labkit import show_source
@@ -99,17 +98,18 @@ report = observe(rows_kernel[1, 32], x.ravel(), norm_weight, dout.ravel(), np.ze
 table([(report.counts["global_loads"] / x.size,)], {"loads per element, of x, dout and the weight": ".0f"})
 
 # %% [markdown]
-# Three times each, and the weight as often. As in lesson 21, the cure is a row that stays in registers.
+# Three times each, nine loads with the three of the weight. As in lesson 21, the remedy is to keep the row in
+# registers.
 #
 # ## A sum over all rows
 #
 # The gradient of the weight is $dw_c = \sum_r \text{dout}_{r,c} \, \hat x_{r,c}$, and that of LayerNorm's bias
-# $\sum_r \text{dout}_{r,c}$: sums down the columns. The naive ladder has a second kernel, which reads `x` and `dout`
-# again. But the first kernel has just had both in registers.
+# $\sum_r \text{dout}_{r,c}$: sums down the columns. On the naive rung a second kernel computes them, and reads `x` and
+# `dout` again. But a kernel that keeps its row in registers already has both.
 #
-# So in the library's kernel there are far fewer blocks than rows. A block, or a warp if rows are short, processes one
-# row after the other. While it does so, each thread adds up $\text{dout} \cdot \hat x$ and `dout` for its own columns
-# in registers:
+# So the library's kernel adds them up on the way. It launches far fewer blocks than there are rows. A block, or a warp
+# if rows are short, processes one row after another. Meanwhile each thread adds up $\text{dout} \cdot \hat x$ and
+# `dout` for its own columns in registers:
 
 # %%
 from labkit.kernels.norm.backward import make_norm_backward, make_sum_partials
@@ -117,17 +117,17 @@ from labkit.kernels.norm.backward import make_norm_backward, make_sum_partials
 show_source(make_norm_backward(FLOAT32, 256, True, 3, True, True, EPSILON), "while row < rows", "row += row_step")
 
 # %% [markdown]
-# In the end each block stores its sums of the columns, and a second launch adds them up, always in the same order
-# (lesson 48). Take 8,192 rows of 768 in float32 and one block for each of an H200's {{ machine.sms }} multiprocessors.
-# How do the bytes of these partial sums compare with those of `x`?
+# At the end each block stores its column sums, and a second launch adds these up, always in the same order (lesson 48).
+# Take 8,192 rows of 768 in float32 and one block for each of an H200's {{ machine.sms }} multiprocessors. How do the
+# bytes of these partial sums compare with those of `x`?
 
 # %%
 table([("x", 8192 * 768 * 4 / 1e6), ("partial sums of the weight and the bias", 132 * 2 * 768 * 4 / 1e6)],
       {"": "", "MB": ".2f"})
 
 # %% [markdown]
-# About a thirtieth. They are written once and read once, mostly from L2. The second kernel gives 32 columns to a block,
-# and each of its 32 warps every 32nd partial sum:
+# About a thirtieth. They are written once and read once, mostly from L2. In the second kernel a block adds up 32
+# columns, and each of its 32 warps reads every 32nd partial sum:
 
 # %%
 show_source(make_sum_partials(FLOAT32, False))
@@ -144,7 +144,7 @@ agree(RMSNORM_BACKWARD)
 # ## What is kept
 #
 # The gradients of a transformer's operations need different arrays. Some of these are in memory anyway, and others can
-# be computed from what is:
+# be recomputed from those:
 
 # %% tags=["hide-input"]
 table([("linear layer", "x, W", "x; W is a weight"),
@@ -160,19 +160,19 @@ table([("linear layer", "x, W", "x; W is a weight"),
 # %% [markdown]
 # An array that two operations need is kept once: the output of a norm is the input of a linear layer. Many trainers go
 # further and keep only the input of each layer. In the backward pass they run the layer's forward pass again, which
-# costs a third more flops. That is called *activation checkpointing*.
+# costs a third more flops. This is called *activation checkpointing*.
 #
 # ## Attention, from its definition
 #
 # For one head let $S = Q K^T / \sqrt{D}$ be the scores, $P$ their softmax and $O = P V$ the output. Write $dO$ for
-# `dout`. Then $O$ is a product, $P$ a softmax and $S$ a product again, and lesson 48 has the gradient of each:
+# `dout`. Then $O$ is a product, $P$ a softmax and $S$ another product, and lesson 48 has the gradient of each:
 #
 # $$dV = P^T dO \qquad dP = dO \, V^T \qquad dS_{ij} = P_{ij} \Bigl(dP_{ij} - \sum_k dP_{ik} P_{ik}\Bigr)$$
 #
 # $$dQ = dS \, K / \sqrt{D} \qquad dK = dS^T Q / \sqrt{D}$$
 #
-# If $P$ was not kept, $S$ has to be computed again. How many matrix products of that size does the backward pass then
-# have, when the forward pass has two?
+# If $P$ was not kept, $S$ has to be recomputed. The forward pass has two matrix products of this size: how many does
+# the backward pass have then?
 
 # %%
 from labkit.kernels.ops.attention_training import ATTENTION_BACKWARD, ATTENTION_TRAINING
@@ -187,23 +187,23 @@ table([("forward", flops[0]), ("backward", flops[1]), ("backward / forward", flo
 #
 # ## Two numbers for each row
 #
-# Recomputing $P$ tile by tile meets two obstacles. A softmax needs the maximum and the sum of its row, and the gradient
-# needs $\delta_i = \sum_k dP_{ik} P_{ik}$. Both run over all keys, while a block sees one tile at a time.
+# There are two obstacles to recomputing $P$ tile by tile. A softmax needs the maximum and the sum of its row, and the
+# gradient needs $\delta_i = \sum_k dP_{ik} P_{ik}$. Both run over all keys, but a block sees one tile at a time.
 #
-# For the first, the forward pass keeps one float32 for each query, the *log-sum-exp* of its scores,
+# For the first, the forward pass keeps one float32 per query, the *log-sum-exp* of its scores,
 # $\text{lse}_i = \log \sum_j e^{S_{ij}}$. With it every weight is
 #
 # $$P_{ij} = e^{S_{ij} - \text{lse}_i},$$
 #
-# in any order, for any tile, without a maximum: since $\text{lse}_i$ is at least as large as every score of the row,
-# the exponent is never above 0.
+# in any order, for any tile, without a maximum: $\text{lse}_i$ is at least as large as every score of the row, so the
+# exponent is never above 0.
 #
-# For the second, insert the definition of $dP$ and exchange the sums:
+# For the second, insert the definition of $dP$ and swap the sums:
 #
 # $$\delta_i = \sum_k P_{ik} \sum_d dO_{id} V_{kd} = \sum_d dO_{id} \sum_k P_{ik} V_{kd} = \sum_d dO_{id} \, O_{id}$$
 #
-# For a head of 64, how many numbers are added up for one $\delta_i$ on the left with 8,192 keys, and how many on the
-# right?
+# With 8,192 keys and a head of 64 elements, how many terms does the sum over keys on the left have, and how many the
+# last sum, on the right?
 
 # %%
 from labkit.kernels.attention.training import causal_weights
@@ -216,14 +216,14 @@ table([(8192, 64, np.abs(left - right).max())],
       {"terms on the left": ",", "on the right": "", "largest difference of 300 sums": ".1e"})
 
 # %% [markdown]
-# On the right there are 64, and no key is needed. The kernel for $\delta$ is one pass over `out` and `grad_out`.
+# On the right there are 64, and no key is needed. The kernel for $\delta$ makes one pass over `out` and `grad_out`.
 #
 # ## Rows and columns
 #
 # $dQ_i$ is a sum over keys, and $dK_j$ and $dV_j$ are sums over queries. A block that goes through tiles of keys for
 # its queries can add up $dQ$ in registers. But each tile also contributes to the $dK$ and $dV$ of its keys, and blocks
 # with other queries contribute to the same rows. FlashAttention-2 adds up $dQ$ with atomics. The course's kernels do
-# not: there are two launches, one with a block for some queries and one with a block for some keys.
+# not: in one launch each block owns some queries, and in a second one some keys.
 
 # %% tags=["hide-input"]
 from labkit.course.drawings import keep_or_recompute as pictures
@@ -231,8 +231,8 @@ from labkit.course.drawings import keep_or_recompute as pictures
 pictures.strips()
 
 # %% [markdown]
-# The price is that both compute $S$ and $dP$. How many products of matrices do the two launches of the backward pass
-# have together?
+# The price is that both launches compute $S$ and $dP$. How many matrix products do the two launches of the backward
+# pass compute in all?
 
 # %%
 from labkit.kernels.attention.backward import make_backward_keys_plain, make_backward_queries_plain
@@ -241,17 +241,17 @@ show_source(make_backward_queries_plain(64, FLOAT32))
 
 # %% [markdown]
 # Seven: $S$, $dP$ and $dQ$ here, and $S$, $dP$, $dV$ and $dK$ in the other. In return every run gives the same bits,
-# and no array in float32 is needed to add to. The line with `exp2_approx` recomputes a weight, with $\text{lse}$ in
-# units of $\log_2$. The next line is the softmax's gradient. The other kernel keeps its keys and values, and the
-# queries pass by:
+# and $dQ$ needs no float32 buffer to accumulate in. The line with `exp2_approx` recomputes a weight, with $\text{lse}$
+# converted to base 2. The next line is the softmax's gradient. The other kernel keeps its keys and values, and loops
+# over tiles of queries:
 
 # %%
 show_source(make_backward_keys_plain(64, FLOAT32), "for member in", "the tile is free to overwrite")
 
 # %% [markdown]
-# With grouped-query attention (lesson 35) several heads of queries use the same keys, and the outer loop adds up the
-# gradients of all of them. These are the plain forms. On tensor cores, the weights and `grad_score` stay in registers,
-# as fragments of the next product (lesson 25).
+# With grouped-query attention (lesson 35) several query heads use the same keys, and the outer loop adds up the
+# gradients of all of them. These are the plain kernels. On tensor cores, the weights and `grad_score` stay in
+# registers, as fragments of the next product (lesson 25).
 
 # %%
 agree(ATTENTION_TRAINING)
@@ -260,7 +260,7 @@ agree(ATTENTION_TRAINING)
 agree(ATTENTION_BACKWARD)
 
 # %% [markdown]
-# How much does the forward pass keep now? For the log-sum-exp, 4 bytes for each token and head:
+# How much does the forward pass keep now? For the log-sum-exp, 4 bytes per token and head:
 
 # %%
 rows = [(int(length), LAYERS * HEADS * int(length) * 4 / 1e6, kept / 1e6)
@@ -268,13 +268,13 @@ rows = [(int(length), LAYERS * HEADS * int(length) * 4 / 1e6, kept / 1e6)
 table(rows, {"tokens": ",", "log-sum-exp, MB": ",.1f", "weights, MB": ",.0f"})
 
 # %% [markdown]
-# Even for the longest sequence that is less than a hundredth of what `q`, `k`, `v` and `out` take.
+# At every length that is less than a hundredth of the size of `q`, `k`, `v` and `out`.
 #
 # ## A rotation back
 #
-# Before attention, queries and keys are rotated by the angle of their position (lesson 35): a pair $(a, b)$ becomes
-# $(a \cos \theta - b \sin \theta, \; b \cos \theta + a \sin \theta)$. That is a linear map, so its backward pass
-# multiplies by the transposed matrix. What does the backward pass of a rotation need from the forward pass?
+# Before attention, queries and keys are rotated by angles that depend on their position (lesson 35): a pair $(a, b)$
+# becomes $(a \cos \theta - b \sin \theta, \; b \cos \theta + a \sin \theta)$. This is a linear map, so its backward
+# pass multiplies by the transposed matrix. What does the backward pass of a rotation need from the forward pass?
 
 # %%
 from labkit.kernels.ops.rope_backward import ROPE_SPLIT_BACKWARD
@@ -284,8 +284,8 @@ show_source(make_rope_split_backward_per_thread(FLOAT32))
 
 # %% [markdown]
 # Nothing but the positions. The transpose of a rotation is the rotation by the opposite angle, so the last two lines
-# are those of the forward pass with the sine negated. The kernel also puts the gradients of queries, keys and values
-# side by side again, as the product before the rotation returned them.
+# are those of the forward pass with the sine negated. The kernel also writes the gradients of queries, keys and values
+# side by side again, in the layout in which the product before the rotation wrote them.
 
 # %%
 agree(ROPE_SPLIT_BACKWARD)
@@ -340,19 +340,19 @@ table(found, {"": "", "by the formula": ".6f", "finite difference is off by": ".
 #
 # ## What was implemented
 #
-# - the gradients of LayerNorm and RMSNorm in one pass, with the sums of the weight and the bias over all rows
-# - causal attention for training, which keeps one number per query and head, and its backward pass, which recomputes
-#   the weights tile by tile
-# - the rotation of queries and keys, backward
+# - the gradients of LayerNorm and RMSNorm in one pass, with the weight's and the bias's sums over all rows
+# - causal attention for training, which keeps one value per query and head, and its backward pass, which recomputes the
+#   weights tile by tile
+# - the backward pass of the rotation of queries and keys
 #
 # ## What I learned
 #
 # - A norm's gradient removes from $g$ the directions in which the output cannot change.
-# - What was read anyway can be recomputed for free: a norm's statistics cost flops, and no bytes.
-# - The weights of attention grow with the square of the length. With the log-sum-exp, the forward pass keeps one number
+# - What depends only on data that is read anyway is cheap to recompute: a norm's statistics cost flops, but no bytes.
+# - The weights of attention grow with the square of the length. With the log-sum-exp, the forward pass keeps one value
 #   for each of their rows.
 # - $\delta$, a sum over all keys, is also a sum over the elements of a head.
-# - One block for each row that is summed avoids atomics. Here it costs two more products.
+# - If every sum belongs to a single block, no atomics are needed. Here that costs two more products.
 #
 # ## Resources
 #
@@ -363,7 +363,7 @@ table(found, {"": "", "by the formula": ".6f", "finite difference is off by": ".
 #
 # ## Try it
 #
-# - At which sequence length do the weights of one GPT-2 layer take as much memory as its parameters?
+# - At which sequence length do the attention weights of one GPT-2 layer need as much memory as its parameters?
 # - Leave out the mean of $g$ in a copy of LayerNorm's formula. Which of the two sums above is no longer 0?
 # - With a GPU: `labkit bench attention_backward_bf16`.
 #

@@ -5,25 +5,24 @@
 #
 # You will learn
 #
-# - how AdamW turns gradients into updates, and why its time is set by bytes
-# - how the norm of all gradients is added up so that every run has the same bits
+# - how AdamW turns gradients into updates, and why memory bandwidth sets its time
+# - how the norm of all gradients is computed with the same bits in every run
 # - why training in bfloat16 keeps a second copy of every weight in float32
 #
 # ## The problem
 #
-# The backward pass leaves a gradient for every weight: how much the loss would grow if that weight grew by a little.
-# The *optimiser* turns gradients into new weights. The simplest one subtracts a multiple of the gradient:
+# The backward pass leaves a gradient for every weight: how fast the loss grows as that weight grows. The *optimiser*
+# turns gradients into new weights. The simplest one subtracts a multiple of the gradient:
 #
 # $$w \leftarrow w - \text{rate} \cdot g$$
 #
-# This is stochastic gradient descent, SGD: stochastic because each step sees only a few texts, drawn at random. The
+# This is *stochastic gradient descent*, SGD: stochastic because each step uses only a few texts, drawn at random. The
 # factor is the *learning rate*.
 #
 # Every element is treated alike, whichever tensor it is in. GPT-2 has 148 tensors, many of them biases of 768 elements,
-# and a launch for each would mostly be the cost of launching. So the trainer keeps all weights of a model in one flat
-# buffer, `Buffer`, and a second one of the same layout holds the gradients. The tensors that the model's kernels take
-# are views into it. Here are the first of
-# a small Llama's, whose `Settings` are in a file.
+# and a launch for each would cost mostly launch time. So the trainer's `Buffer` keeps all weights of a model in one
+# flat array, and all gradients in a second one of the same layout. The tensors that the model's kernels read and write
+# are views into them. Here are the first tensors of a small Llama, whose `Settings` are in a file.
 
 # %%
 from labkit import table
@@ -38,13 +37,13 @@ table([(one.name, str(one.shape), one.size, one.offset, one.offset % 256) for on
 
 # %% [markdown]
 # Each begins at a multiple of 256 elements. That leaves gaps of at most 255 elements, whose weights and gradients are
-# always 0. In return every view is aligned for loads of 128 bits, and a flag for 256 elements is enough to say which
-# tensors get special treatment. We will need one.
+# always 0. In return every view is aligned for loads of 128 bits, and one flag per 256 elements can mark tensors that
+# are treated differently. We will need one.
 #
 # ## From SGD to AdamW
 #
 # SGD has one rate for all weights. Take a loss of two weights, $\frac{1}{2}(100\,x^2 + y^2)$. Its gradient is
-# $(100\,x, y)$, so a step multiplies $x$ by $1 - 100 \cdot \text{rate}$. Above which rate does $x$ grow instead of
+# $(100\,x, y)$, so a step multiplies $x$ by $1 - 100 \cdot \text{rate}$. Above what rate does $x$ grow instead of
 # shrinking? And at that rate, how many steps does $y$ need to fall to a tenth?
 
 # %%
@@ -83,36 +82,36 @@ plots.curves(range(1, 101), {"SGD": losses_of(sgd), "momentum": losses_of(moment
              "The steepest direction limits SGD's rate", "step", "loss", log_y=True, place="Computed in NumPy")
 
 # %% [markdown]
-# Above 1/50. There $y$ shrinks by a fiftieth in each step, and needs 114 steps for a factor of
+# Above 1/50. There $y$ shrinks by a fiftieth in each step, and needs 114 steps to fall by a factor of
 # ten{{ if 0.98**114 < 0.1 < 0.98**113 }}. The SGD in the picture has a rate just below the limit.
 #
-# There are two remedies, and the curves show both. *Momentum* averages past gradients: in a steep direction they
-# alternate in sign and cancel, in a shallow one they add up. *Adam* also divides each weight's average gradient, $m$,
-# by the root of its average square, $v$, so every weight moves by about the rate in each step, however large its
-# gradients are. It costs two more numbers for each weight. Momentum wins here, with a rate and a factor that were
-# computed from the two curvatures. Adam was given neither.
+# There are two remedies, and the curves show both. *Momentum* adds past gradients to the present one: in a steep
+# direction they alternate in sign and cancel, in a shallow one they add up. *Adam* also divides each weight's average
+# gradient, $m$, by the root of its average square, $v$, so every weight moves by about the rate in each step, however
+# large its gradients are. It stores two more values per weight. Momentum wins here, with a rate and a factor computed
+# from the two curvatures. Adam did not use them.
 #
-# Both averages begin at 0. After the first step, with $\beta_1 = 0.9$ and $\beta_2 = 0.999$, they are $m = 0.1\,g$ and
-# $v = 0.001\,g^2$. So Adam divides $m$ by $1 - \beta_1^t$ and $v$ by $1 - \beta_2^t$ at step $t$. This is the *bias
-# correction*. Suppose it is left out, and all gradients are equal. Are the first steps then too small or too large, and
-# by how much?
+# Both averages begin at 0. After the first step, with the factors $\beta_1 = 0.9$ and $\beta_2 = 0.999$, they are
+# $m = 0.1\,g$ and $v = 0.001\,g^2$. So Adam divides $m$ by $1 - \beta_1^t$ and $v$ by $1 - \beta_2^t$ at step $t$. This
+# is the *bias correction*. Suppose all gradients are equal. Without the correction, are the first steps too small or
+# too large, and by how much?
 
 # %%
 table([(t, (1 - 0.9**t) / np.sqrt(1 - 0.999**t)) for t in (1, 10, 100, 1000, 10_000)],
       {"step": ",", "update without correction, in units of the rate": ".2f"})
 
 # %% [markdown]
-# Too large: $v$ is much further below its final value than the square of $m$ is, and it is in the denominator. The
-# worst steps come early, while the weights are still random.
+# Too large, by a factor of three in the first step and more in the next ones: $v$ is further below its final value than
+# $m^2$, and its root is in the denominator. The worst steps come early, while the weights are still random.
 #
 # ## Decay
 #
-# Weights should not grow without need, so training also pulls each of them towards 0. With SGD it makes no difference
+# Weights should not grow needlessly, so training also pulls each of them towards 0. With SGD it makes no difference
 # whether $\text{decay} \cdot w$ is added to the gradient, or $w$ is reduced by $\text{rate} \cdot \text{decay} \cdot w$
 # in the update. With Adam it does. Three weights of 1 get gradients of 10, 1 and 0.3{{ example }} that alternate in
 # sign, so that only the decay should move them, for 1,000 steps with a rate of 0.01{{ example }} and a decay of
-# 0.1{{ example }}. Shrinking by a thousandth a step leaves 0.37{{ example }}. Where do the three weights end if the
-# decay is part of the gradient?
+# 0.1{{ example }}. Shrinking by a thousandth per step leaves 0.37{{ example }}. Where do the three weights end up if
+# the decay is part of the gradient?
 
 # %%
 def after_decay(decoupled: bool):
@@ -128,18 +127,18 @@ table([("decay in the gradient", *after_decay(False)), ("decay in the update", *
       {"": "", "gradients of 10": ".3f", "of 1": ".3f", "of 0.3": ".3f"})
 
 # %% [markdown]
-# Adam divides the decay by $\sqrt{v}$ like everything else in the gradient, so weights with large gradients hardly
+# Adam divides the decay by $\sqrt{v}$ like everything else in the gradient, so weights with large gradients barely
 # decay, and weights with small ones decay too fast. *AdamW* ([I. Loshchilov and F. Hutter,
-# 2019](https://arxiv.org/abs/1711.05101)) decays in the update: W is for weight decay. All three weights then end near
-# 0.37{{ example }}.
+# 2019](https://arxiv.org/abs/1711.05101)) applies the decay in the update: W is for weight decay. All three weights
+# then end near 0.37{{ example }}.
 #
 # Not everything should decay. Matrices and embeddings do. Biases and the weights of norms do not: they are few, and
-# pulling a norm's weight towards 0 would switch its column off. The trainer decays the tensors with two dimensions, and
-# passes that to the kernel as `decayed`: the flag for every 256 elements.
+# pulling a norm's weight towards 0 would switch its column off. The trainer decays only tensors with two dimensions. It
+# passes `decayed` to the kernel, the flag per 256 elements.
 #
 # ## The kernel
 #
-# Everything together is one launch for the whole model. `make_update` holds the formulas.
+# All of this is one launch for the whole model. `make_update` holds the formulas.
 
 # %%
 from labkit import show_source
@@ -151,15 +150,16 @@ show_source(make_update)
 show_source(make_adamw_per_thread)
 
 # %% [markdown]
-# `1 - beta2**step` in float32 would lose digits in the first steps, since `beta2**step` is close to 1 (cancellation,
-# lesson 21). `expm1(x)` is $e^x - 1$ without that loss.
+# In float32 `1 - beta2**step` would lose digits in the first steps, since `beta2**step` is close to 1 (cancellation,
+# lesson 21). `expm1(x)` computes $e^x - 1$ without that loss.
 #
 # `rate`, `step` and `clip` are arrays of one element on the device. A training step is a CUDA graph (lesson 13), which
-# replays the arguments it was captured with, and these three change from step to step. A kernel of one thread,
-# `advance`, adds 1 to `step` and looks the rate up in a table.
+# replays the arguments it was captured with, but these three change from step to step. A kernel of one thread,
+# `advance`, adds 1 to `step` and looks up the rate in a table.
 #
-# `master` is the weight in float32, and `parameters` the copy that the model's kernels read, which may be bfloat16.
-# The second rung does the same for eight neighbours a thread, with loads of 128 bits. Both agree with NumPy in float64:
+# `master` holds the weights in float32, and `parameters` the copy that the model's kernels read, which may be bfloat16.
+# The second rung does the same for eight neighbouring elements per thread, with loads of 128 bits. Both agree with
+# NumPy in float64:
 
 # %%
 from labkit import agree
@@ -181,17 +181,17 @@ roofline.predict(ADAMW_BF16)
 
 # %% [markdown]
 # By memory, by a factor of more than twenty{{ if bytes_over_flops > 20 }}. Per weight, `master`, `m` and `v` are read
-# and written: 24 bytes. The gradient is read and the copy written: 28 bytes in all. Our trainer adds gradients up in
-# float32, so there it is 30. Nothing is used twice, so tiles and caches have nothing to save. What is left is to move
-# each byte once, in one launch: an update written as separate array operations would read and write intermediate
-# results as well.
+# and written: 24 bytes. The gradient is read and the copy written: 28 bytes in all. Our trainer accumulates gradients
+# in float32, so there it is 30. No value is used twice, so tiles and caches cannot help. The best a kernel can do is to
+# move each byte once, in one launch: an update written as separate array operations would also read and write
+# intermediate results.
 #
 # ## Clipping
 #
-# An unusual batch can have gradients a hundred times as large as the last one's. *Gradient clipping* bounds the norm of
-# all gradients together, the root of the sum of all squares: if it is larger than a limit, every gradient is multiplied
-# by the limit over the norm. The direction stays. The sum has to be complete before the first weight changes, so it is
-# a launch of its own.
+# An unusual batch can have gradients a hundred times as large as those of the batch before. *Gradient clipping* bounds
+# the norm of all gradients together, the root of the sum of all squares: if it exceeds a limit, every gradient is
+# multiplied by the limit over the norm. The direction does not change. The sum has to be complete before the first
+# weight changes, so it needs a separate launch.
 
 # %%
 from labkit.kernels.optim.global_norm import make_square_sums
@@ -199,10 +199,10 @@ from labkit.kernels.optim.global_norm import make_square_sums
 show_source(make_square_sums)
 
 # %% [markdown]
-# This is the reduction of lesson 15, with 1,024 blocks on every GPU, whatever the number of its SMs. A second launch of
-# one block adds up their sums. Atomics would need no second launch, but then the order of additions would be the order
-# in which blocks finish. How many different norms does float32 give if 100,000 squares are added up in ten random
-# orders, and how many does `global_norm` give in ten runs?
+# This is the reduction of lesson 15, with 1,024 blocks on every GPU, however many SMs it has. A second launch of one
+# block adds up their sums. Atomics would need no second launch, but then the blocks would add in the order in which
+# they finish. How many different norms does float32 give if 100,000 squares are added up in ten random orders, and how
+# many does `global_norm` give in ten runs?
 
 # %%
 from labkit import cuda
@@ -223,9 +223,9 @@ table([("in random orders", len(shuffled), max(abs(norm - exact) for norm in shu
 
 # %% [markdown]
 # Ten and one. The differences are tiny, but the factor multiplies every gradient, and after a few hundred steps two
-# runs would have no weight in common. If a run ends in NaN at step 900, one wants to see it again. So no kernel of our
-# trainer uses atomics on floating-point numbers, and the same settings always give the same bits. The fixed order is
-# also the more accurate one here: each thread adds up few squares, and sums of similar size meet.
+# runs would have no weight in common. If a run ends in NaN at step 900, one wants to reproduce that. So no kernel of
+# our trainer uses atomics on floating-point numbers, and the same settings always give the same bits. The fixed order
+# is also more accurate here: each thread adds up few squares, and then sums of similar size are added.
 
 # %%
 from labkit.kernels.ops.global_norm import GLOBAL_NORM, GLOBAL_NORM_BF16
@@ -238,9 +238,9 @@ agree(GLOBAL_NORM_BF16)
 # %% [markdown]
 # ## The learning rate over the steps
 #
-# In the first steps $v$ rests on a handful of gradients, and the weights are random, so a full rate would do damage
-# that later steps must repair. The rate therefore rises linearly at first: the run's warm-up. At the end it falls, here
-# along half a cosine, so that the weights settle. The table for `advance` is computed once, on the host.
+# In the first steps $v$ is estimated from a handful of gradients, and the weights are random, so the full rate would do
+# damage that later steps must repair. The rate therefore rises linearly at first: this is the *warm-up*. Then it falls,
+# here along half a cosine, so that the weights settle. The table for `advance` is computed once, on the host.
 
 # %%
 rates = settings.train.rates()
@@ -248,16 +248,16 @@ plots.curves(range(1, len(rates) + 1), {"learning rate": rates}, "Up in a line, 
              "learning rate", place="data/minute.toml")
 
 # %% [markdown]
-# A large batch may not fit into memory. With *gradient accumulation* a step runs several small batches, one after the
-# other, and the kernels of the backward pass add to the gradients instead of overwriting them. Each loss is divided by
-# the number of tokens of the whole step, so the sum is the gradient of the large batch, up to rounding. These sums are
-# the reason why the buffer of gradients is float32.
+# A large batch may not fit into memory. With *gradient accumulation* a step processes several small batches, one after
+# another, and the backward kernels add to the gradients instead of overwriting them. Each loss is divided by the number
+# of tokens of the whole step, so the sum is the gradient of the large batch, up to rounding. Because of these sums, the
+# gradients are kept in float32.
 #
 # ## Updates that vanish
 #
-# In bfloat16 the passes of the model move half the bytes, and use tensor cores at their full rate. Why not keep the
-# weights in bfloat16 alone? The numbers just below 1 are 1/256 apart (lesson 33). A weight of 1 gets an update of
-# -0.001{{ example }} in each of 40 steps. Where does it end if it is a bfloat16, rounded after every step? And where
+# In bfloat16 the two passes move half the bytes, and use tensor cores at their full rate. Why not keep the weights in
+# bfloat16 alone? The numbers just below 1 are 1/256 apart (lesson 33). A weight of 1 gets an update of
+# -0.001{{ example }} in each of 40 steps. Where does it end up if it is a bfloat16, rounded after every step? And what
 # if the update goes to a float32 master, and only the copy is rounded?
 
 # %%
@@ -288,14 +288,12 @@ plots.curves(range(1, 41), {"float32 master": master, "its bfloat16 copy": copy,
 
 # %% [markdown]
 # The update is less than half the distance to the next number, so a bfloat16 weight is rounded back to 1, every time.
-# Forty such updates do as little as one. The master collects them, and its copy takes a step of 1/256
-# whenever it has collected enough. These are *master weights* ([P. Micikevicius et al.,
-# 2018](https://arxiv.org/abs/1710.03740)): passes in 16 bits, sums over steps in 32. The whole scheme is called *mixed
-# precision*.
+# Forty such updates do as little as one. The master accumulates them, and its copy moves by 1/256 whenever they add up
+# to enough. These are *master weights* ([P. Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)): the passes
+# use 16 bits, the sums over steps 32. The whole scheme is called *mixed precision*.
 #
-# Smaller weights have smaller distances, so the next question is whether it matters for real ones. Subtract the same
-# update from every weight of tiny-llama. What share of them does not change, if the update is 0.001, 0.0001 and
-# 0.00001{{ example }}?
+# Smaller weights are spaced more closely, so does this matter for real ones? Subtract the same update from every weight
+# of tiny-llama. What share of them does not change if the update is 0.001, 0.0001 or 0.00001{{ example }}?
 
 # %%
 from labkit.models.load import folder
@@ -307,13 +305,13 @@ table([(update, (float32_of(bfloat16_of(weights - update)) == weights).mean())
       {"update": "g", "weights that do not change": ".1%"}, f"{len(weights):,} weights")
 
 # %% [markdown]
-# Nearly all of them move by the first, but half of them stay for the second, which is a common learning rate of large
-# models. The third is the order of what a cosine leaves at the end, and few weights notice it.
+# The first moves nearly all of them, but half ignore the second, which is a common learning rate for large models. The
+# third is of the order of the rate at the end of a cosine, and changes few weights.
 #
 # ## Bytes for each parameter
 #
-# How much memory do weights, gradients and AdamW's state of Llama 3.2 1B need in mixed precision, and how many times
-# that of its weights for inference is it?
+# How much memory do the weights, gradients and AdamW's state of Llama 3.2 1B need in mixed precision, and how many
+# times as much is that as its weights alone need for inference?
 
 # %%
 from labkit.models.configs import LLAMA_3_2_1B
@@ -324,14 +322,16 @@ table([(name, size, size * LLAMA_3_2_1B.parameters / 1e9) for name, size in {**s
       {"": "", "bytes": "", "GB": ".1f"}, f"Llama 3.2 1B has {LLAMA_3_2_1B.parameters:,} parameters")
 
 # %% [markdown]
-# 18 bytes, nine times the 2 of inference: 16, and 2 for the copy. Training in float32 needs only 16, since the master
-# is what the kernels read. So mixed precision does not save memory for the state. It saves activations, and time.
+# 18 bytes per parameter, nine times the 2 of inference: 16, and 2 for the copy. Training in float32 needs only 16,
+# since the kernels read the master itself. So mixed precision saves no memory here. It saves memory for activations,
+# and time.
 #
 # ## What float16 would need
 #
-# float16 has finer steps than bfloat16, but a narrow range: below about 6e-8{{ hardware }} there is nothing but 0
-# (lesson 33). The gradients below are normally distributed, with a standard deviation of 1e-8{{ example }}. What share
-# of them becomes 0 in float16, and in bfloat16? And what if they are multiplied by 65,536 first?
+# float16 is more finely spaced than bfloat16, but has a narrow range: its smallest positive value is about
+# 6e-8{{ hardware }} (lesson 33). The gradients below are normally distributed, with a standard deviation of
+# 1e-8{{ example }}. What share of them becomes 0 in float16, and in bfloat16? And what if they are multiplied by 65,536
+# first?
 
 # %%
 tiny = (1e-8 * np.random.default_rng(0).standard_normal(100_000)).astype(np.float32)
@@ -340,24 +340,24 @@ table([("float16", (tiny.astype(np.float16) == 0).mean()),
        ("bfloat16", (float32_of(bfloat16_of(tiny)) == 0).mean())], {"": "", "gradients that are 0": ".1%"})
 
 # %% [markdown]
-# Multiplying the loss multiplies every gradient, and all of them are divided again before the update. This is *loss
-# scaling*. The factor must be as large as possible without an overflow. So it is doubled now and then, and if a
-# gradient comes out infinite, the step is skipped and the factor halved. bfloat16 has the exponents of float32 and
-# needs none of this, so our trainer has bfloat16 and float32, and no float16.
+# Multiplying the loss by a factor multiplies every gradient, and all of them are divided by it again before the update.
+# This is *loss scaling*. The factor should be as large as possible without overflow. So it is doubled from time to
+# time, and if a gradient comes out infinite, the step is skipped and the factor halved. bfloat16 has the exponent range
+# of float32 and needs none of this, so our trainer offers bfloat16 and float32, but not float16.
 #
 # ## What was implemented
 #
-# - AdamW for a whole model in one launch, with rate, step and clipping factor on the device
-# - the norm of all gradients in a fixed order, and the factor that clips them
+# - AdamW for a whole model in one launch, with the rate, step and clipping factor on the device
+# - the norm of all gradients, added up in a fixed order, and the factor that clips them
 # - `labkit.train.parameters`: one flat buffer each for masters, copies, gradients, $m$ and $v$
 #
 # ## What I learned
 #
-# - Adam's steps do not depend on the size of the gradients. That is why its decay has to be kept out of them.
-# - An optimiser does little arithmetic on many bytes: one launch that moves every byte once is as good as it gets.
+# - Adam's steps do not depend on the size of the gradients. So weight decay must be kept out of the gradients.
+# - An optimiser does little arithmetic per byte: one launch that moves every byte once is as good as it gets.
 # - The order of a float32 sum is part of its result. A fixed order makes a run repeatable.
-# - An update below half a step of the format is lost, and so are a thousand of them. Only the sum over steps needs the
-#   digits, not the passes.
+# - An update below half the spacing of the format is lost, and so are a thousand of them. Only the sum over steps needs
+#   the extra digits, not the passes.
 #
 # ## Resources
 #
@@ -372,7 +372,7 @@ table([("float16", (tiny.astype(np.float16) == 0).mean()),
 #
 # - Call `train_one_weight(False, rate=0.002)`, and then with a rate of `0.0019`. Which of the two moves the weight?
 # - Multiply all gradients by 1,000, and compare the steps of `sgd` and of `adam`.
-# - Many language models train with $\beta_2 = 0.95$. How large are the uncorrected steps then?
+# - Many language models train with $\beta_2 = 0.95$. How large are the first steps then without bias correction?
 # - With a GPU: `labkit bench adamw_bf16` and `labkit bench global_norm`.
 #
 # In the exercises for this lesson you predict when updates vanish, write SGD with Nesterov's momentum from a blank

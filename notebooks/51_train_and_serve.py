@@ -6,16 +6,16 @@
 # You will learn
 #
 # - how batches, the two passes and the optimiser become a training loop, and how far its loss can fall
-# - why a run that was killed continues with the same bits
-# - what a model keeps in four bits, and when more GPUs make training faster
+# - why a run that was killed resumes with the same bits
+# - what a model loses in four bits, and when more GPUs make training faster
 #
 # ## The problem
 #
 # All parts are there: kernels for both passes, an optimiser, and an engine that writes and serves (lesson 44). This
 # lesson puts them together. In about a minute it trains a small Llama, saves it, quantises it and lets it write.
 #
-# A minute on a CPU is enough for a small language. Each line of ours counts days or months upwards from a random one.
-# After each name it goes on with a probability of 7/8, and otherwise ends.
+# A minute on a CPU is enough for a small language. Each line of ours lists days or months in order, from a random one
+# on. After each name the line continues with a probability of 7/8, and otherwise ends.
 
 # %%
 import tempfile
@@ -42,10 +42,10 @@ print(text[:200])
 # %% [markdown]
 # ## How far a loss can fall
 #
-# The loss of a token is $-\log p$ of the probability that the model gave it (lesson 46). A model that has learned
-# nothing gives each of its 448 tokens the same probability: a loss of $\ln 448$, about six. Here even a perfect model
-# cannot know which name a line begins with, nor where it ends. A line has eight names on average, and a token for its
-# end. What is the lowest loss per token that a model can reach on such lines?
+# The loss of a token is $-\log p$, where $p$ is the probability that the model gave it (lesson 48). A model that has
+# learned nothing gives each of its 448 tokens the same probability: a loss of $\ln 448$, about six. Here even a perfect
+# model cannot know which name a line begins with, or where the line ends. A line has eight names on average, and a
+# token that ends it. What is the lowest loss per token that a model can reach on such lines?
 
 # %%
 first_name = np.log(2) + (np.log(7) + np.log(12)) / 2  # days or months, and which of them
@@ -54,13 +54,13 @@ lowest = (first_name + 8 * goes_on) / 9
 print(f"{lowest:.2f}")
 
 # %% [markdown]
-# That is the entropy of the language per token. If the loss on held-out text comes near, there is nothing left to
-# learn. If the loss on the training text falls below, the model has begun to memorise it.
+# That is the entropy of the language per token. If the loss on held-out text comes close to it, there is nothing left
+# to learn. If the loss on the training text falls below it, the model has begun to memorise that text.
 #
 # ## The settings
 #
-# A run is described by three tables, for the model, the data and the training. `labkit train` reads them from a TOML
-# file, such as `data/minute.toml`. `Settings` checks every value before anything is allocated.
+# Three tables describe a run, for the model, the data and the training. `labkit train` reads them from a TOML file,
+# such as `data/minute.toml`. `Settings` checks every value before anything is allocated.
 
 # %%
 from labkit.train.settings import Settings
@@ -79,9 +79,9 @@ texts = Texts.read(settings)
 print(f"{settings.model.parameters:,} parameters, {len(texts.tokens):,} tokens, {bytes_needed(settings) / 1e6:.1f} MB")
 
 # %% [markdown]
-# `Texts` trains a tokenizer on the text, keeps a tenth of the tokens for the held-out loss, and draws the windows of a
-# step, here four of 32 tokens. The windows depend on the run's seed and on the number of the step, and on nothing else.
-# We will need that.
+# `Texts` trains a tokenizer on the text, keeps a tenth of the tokens for the held-out loss, and draws the windows of
+# each step, here four of 32 tokens. The windows depend only on the run's seed and the number of the step. We will need
+# that.
 #
 # ## The loop
 #
@@ -100,11 +100,11 @@ show_source(Trainer.update)
 show_source(Trainer.one_step)
 
 # %% [markdown]
-# Between the two graphs the host looks at the loss and at the norm of the gradients. If either is infinite or NaN, the
-# step does not happen: the error names the first tensor that is not finite, and the last checkpoint stays.
+# Between the two graphs the host checks the loss and the norm of the gradients. If either is infinite or NaN, the
+# weights are not updated: an error names the first tensor that is not finite, and the last checkpoint stays.
 #
-# The loss itself is computed by one kernel, softmax and $-\log p$ together, which leaves the gradient of the logits in
-# their place. It agrees with NumPy:
+# One kernel computes the loss, softmax and $-\log p$ together, and overwrites the logits with their gradient. It agrees
+# with NumPy:
 
 # %%
 from labkit import agree
@@ -113,8 +113,8 @@ from labkit.kernels.ops.cross_entropy import CROSS_ENTROPY
 agree(CROSS_ENTROPY)
 
 # %% [markdown]
-# We train half of the steps, save a checkpoint, and train the rest. Does the held-out loss reach the entropy in 120
-# steps, which is {{ 120 * 4 * 32 / 12_159:.1f }} times through the text?
+# We train for half of the steps, save a checkpoint, and train for the rest. Does the held-out loss reach the entropy in
+# 120 steps, with as many tokens as {{ 120 * 4 * 32 / 12_159:.1f }} passes over the text?
 
 # %%
 from labkit.measure.plots.training import loss_curve
@@ -132,13 +132,13 @@ print(last)
 print(f"entropy {lowest:.3f}")
 
 # %% [markdown]
-# It comes near. The curve has two parts. In the first steps the model learns which tokens there are at all, and the
-# loss falls by several nats. Then it learns which name follows which.
+# It comes close. The curve has two parts. In the first steps the model learns which tokens occur at all, and the loss
+# drops steeply. Then it learns which name follows which.
 #
 # ## Killed, and resumed
 #
-# A *checkpoint* is a folder in Hugging Face's form. `labkit generate`, `labkit serve` and other libraries load it. Two
-# files more are for the trainer.
+# A *checkpoint* is a folder in Hugging Face's format, which `labkit generate`, `labkit serve` and other libraries can
+# load. Two more files are for the trainer.
 
 # %%
 from labkit import table
@@ -149,13 +149,13 @@ table([(name, (folder / "half" / name).stat().st_size, what) for name, what in c
       {"file": "", "bytes": ",", "": ""})
 
 # %% [markdown]
-# A run can be killed at any moment, also while it writes. So the files are written to a new folder beside the old one,
-# which is then renamed. Until then the old checkpoint is untouched, and `--resume` removes what a killed writer has
-# left. A checkpoint is there as a whole or not at all.
+# A run can be killed at any moment, even while it writes a checkpoint. So the files are written to a new folder next to
+# the old one. When it is complete, the old one moves aside, and the new one is renamed. `--resume` deletes what a
+# killed run left half-written, and puts an old checkpoint back if it had only been moved aside. So a checkpoint is
+# never half-written.
 #
-# There is no state of a random generator in it: the windows of step 61 depend on the seed and on 61. And no kernel adds
-# up in an order that could change. Load the checkpoint of step 60 and train ten steps. How many of the ten losses equal
-# those of the first run, to the last bit?
+# The checkpoint holds no state of a random generator. Load that of step 60 and train ten steps. How many of the ten
+# losses equal those of the first run, to the last bit?
 
 # %%
 resumed = Trainer(settings, texts, **checkpoint.load(folder / "half", settings))
@@ -165,13 +165,14 @@ table([(entry["step"], entry["loss"], again["loss"], "yes" if entry["loss"] == a
       {"step": "", "loss": ".6f", "resumed": ".6f", "equal": ""})
 
 # %% [markdown]
-# All of them. This is worth some care in the kernels: a resumed run that differs in its last bits differs in everything
-# a hundred steps later, and nobody can tell whether the checkpoint was right.
+# All of them: the windows of step 61 depend only on the seed and on 61, and no kernel adds in an order that could
+# change. This justifies some care in the kernels: a resumed run that differs in its last bits differs in everything a
+# hundred steps later, and nobody can tell whether the checkpoint was right.
 #
 # ## One of your own kernels
 #
 # `Kernels` has a launcher for each launch of the two passes, and each can be replaced. This SwiGLU (lesson 35) is as
-# simple as it gets, one thread for each output. The backward pass keeps its own kernel. Should the losses be equal to
+# simple as it gets, with one thread per output. The backward pass keeps its own kernel. Should the losses be equal to
 # the last bit this time?
 
 # %%
@@ -202,17 +203,17 @@ largest = max(abs(entry["loss"] - own["loss"]) for entry, own in zip(trainer.log
 print(f"largest difference of a loss in 20 steps: {largest:.1e}")
 
 # %% [markdown]
-# Not to the last bit, since the course's kernel may round an exponential differently. But they must stay close. A wrong
-# kernel often trains as well, only worse: a loss that falls proves nothing. Compare with a run that is known to be
-# right.
+# Not to the last bit, since the course's kernel may round an exponential differently. But they must stay close. A model
+# often trains even with a wrong kernel, only worse: a falling loss proves nothing. Compare with a run that is known to
+# be right.
 #
-# `labkit train CONFIG --yours` does this with your exercises. Those with a place in training are checked first: among
-# them LayerNorm, RMSNorm, a product and the rotation of the forward pass, and the gradients of the embedding (lesson
-# 48) and of attention's scores (lesson 49). Where one is not done, the course's kernel does its work.
+# `labkit train CONFIG --yours` does this with your exercises. It first checks those that training can use: among them
+# LayerNorm, RMSNorm, a matrix product and the rotation in the forward pass, and the gradients of the embedding (lesson
+# 48) and of attention's scores (lesson 49). Where you have not done an exercise, the course's kernel runs instead.
 #
 # ## It writes
 #
-# The folder is a model like any other. The engine of lesson 42 takes it, and all prompts are in one batch.
+# The folder is a model like any other. The engine of lesson 42 loads it, and processes all prompts in one batch.
 
 # %%
 from labkit.engine import LLM, SamplingParams
@@ -230,8 +231,8 @@ before = written(folder / "trained")
 table(list(zip(PROMPTS, before, strict=True)), ["prompt", "continued"])
 
 # %% [markdown]
-# Now the linear layers in four bits (lesson 46), with a scale for 32 weights. `labkit quantize` does the same from the
-# command line. Does the model still know its days and months, and what happens to the held-out loss?
+# Now the linear layers in four bits (lesson 46), with one scale per 32 weights. `labkit quantize` does the same from
+# the command line. Does the model still know its days and months, and what happens to the held-out loss?
 
 # %%
 from labkit.kernels.linear.quantized import INT4
@@ -256,18 +257,18 @@ table([("float32", sizes[0], trainer.held_out()), ("four bits", sizes[1], rounde
       {"linear layers": "", "bytes of the file": ",", "held-out loss": ".4f"})
 
 # %% [markdown]
-# The loss hardly changes: what this model knows is simple, and it is sure of it. The file shrinks less than one might
-# expect, because in so small a model most of the bytes are the embedding, which stays in float32.
+# The loss barely changes: what this model knows is simple, and it is sure of it. The file shrinks less than one might
+# expect, because in so small a model the embedding is nearly half of the bytes, and it stays in float32.
 #
-# `labkit serve FOLDER` would now put the model behind an HTTP API (lesson 44), with the same engine and the same
+# `labkit serve FOLDER` would now serve the model over an HTTP API (lesson 44), with the same engine and the same
 # kernels.
 #
 # ## More GPUs
 #
-# With *data parallelism* every GPU has the whole model, and computes the gradients of its own windows. Then all
-# gradients are averaged, and each GPU makes the same update. The trainer leaves one place for it: `all_reduce`, a
-# function that replaces the flat buffer of gradients by its mean over all processes, between the passes and the
-# clipping. With PyTorch's process groups it is a few lines.
+# With *data parallelism* every GPU has the whole model, and computes the gradients for its own windows. Then the
+# gradients of all GPUs are averaged, and each GPU makes the same update. The trainer has one hook for this:
+# `all_reduce`, a function that replaces the flat array of gradients with its mean over all processes, between the
+# passes and the clipping. With PyTorch's process groups it is a few lines.
 
 # %%
 from labkit.train.trainer import mean_over_processes
@@ -275,16 +276,16 @@ from labkit.train.trainer import mean_over_processes
 show_source(mean_over_processes)
 
 # %% [markdown]
-# A test runs it in two processes where PyTorch is installed, and reports itself as skipped elsewhere. It goes by way of
-# the host, which is simple and slow. Each process also needs its own windows: `Texts.read(settings, process=1,
+# A test runs it in two processes where PyTorch is installed, and is skipped elsewhere. The gradients pass through the
+# host, which is simple and slow. Each process also needs its own windows: `Texts.read(settings, process=1,
 # processes=8)` draws those of the second of eight.
 #
 # An *all-reduce* in a ring sends each part of the buffer around twice: once to add it up, once to distribute the sum.
-# Each of $n$ GPUs sends $2\,(n - 1)/n$ times the bytes of the buffer. A pass costs about 6 flops for each parameter and
-# token (2 forward, 4 backward). Take eight GPUs that reach 400 TFLOP/s{{ example }}, and three networks: NVLink with
-# 450 GB/s{{ hardware }}, a fast network with 50 GB/s{{ hardware }}, and an ordinary one with 1.25 GB/s{{ hardware }}.
-# Nothing overlaps. How many tokens must each GPU have in a step so that half of its time goes into computing, and does
-# that number depend on the size of the model?
+# Each of $n$ GPUs sends $2\,(n - 1)/n$ times the bytes of the buffer. The two passes cost about 6 flops per parameter
+# and token (2 forward, 4 backward). Take eight GPUs that reach 400 TFLOP/s{{ example }}, and three networks: NVLink
+# with 450 GB/s{{ hardware }}, a fast network with 50 GB/s{{ hardware }}, and an ordinary one with 1.25
+# GB/s{{ hardware }}. Nothing overlaps. How many tokens must each GPU process in a step to spend half of its time
+# computing, and does that number depend on the size of the model?
 
 # %%
 from labkit import plots
@@ -313,22 +314,25 @@ table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency
 
 # %% [markdown]
 # The size of the model does not matter: computing and exchanging are both proportional to it. Only the tokens count.
-# NVLink needs about a thousand for each GPU, a few windows. The ordinary network needs hundreds of thousands: gradient
-# accumulation reaches them, with one exchange for many small batches, at the price of a very large batch. Real systems
-# also overlap the two: the gradients of the last layers are complete first, and travel while the others are computed.
+# NVLink needs about a thousand per GPU, one long window. The ordinary network needs hundreds of thousands: gradient
+# accumulation can reach that, with one exchange for many small batches, at the price of a very large batch. Real
+# systems also overlap the two: the gradients of the last layers are complete first, and are sent while the others are
+# computed.
 #
 # ## What was implemented
 #
 # - `labkit train`: a GPT-2 or a Llama trained by the course's own kernels, from a TOML file
-# - checkpoints that are whole or not there, and from which a run continues with the same bits
-# - `Kernels`, by which every launch of the two passes can be replaced
+# - checkpoints that are never half-written, and resume a run with the same bits
+# - `Kernels`, through which every launch of the two passes can be replaced
 #
 # ## What I learned
 #
-# - The entropy of the data is a floor for the loss. Knowing it tells a finished model from one that is stuck.
+# - The entropy of the data is a lower bound for the loss. If you know it, you can tell a finished model from one that
+#   is stuck.
 # - A run can be resumed exactly if its windows depend on the step alone and every sum has a fixed order.
-# - A falling loss does not show that the gradients are right. Equal losses of two independent implementations do.
-# - Data parallelism pays by the tokens of each exchange, not by the size of the model.
+# - A falling loss does not show that the gradients are right. Losses that match those of an independent implementation
+#   do.
+# - Whether data parallelism pays off depends on the tokens per exchange, not on the size of the model.
 #
 # ## Resources
 #
@@ -342,8 +346,8 @@ table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency
 #
 # - `labkit train data/minute.toml --out build/minute`, kill it with `kill -9`, and continue it with `--resume`.
 # - Then `labkit quantize build/minute --out build/minute-int4` and `labkit serve build/minute-int4`.
-# - Leave out the second factor of `gate_kernel`, `* up`. After how many steps does the loss show it?
+# - Leave out the last factor in `gate_kernel`, `* up`. After how many steps does the loss show it?
 # - Let lines jump by two days at random. What is the entropy now, and does the model reach it?
 #
-# In the exercises for this lesson you predict the memory and the exchange of a training run, write a schedule of
+# In the exercises for this lesson you predict the memory and the traffic of a training run, write a schedule of
 # learning rates from a blank page, and average the gradients of several workers.

@@ -1,14 +1,15 @@
 r"""The gradient of a gather
 
-A gather copies rows of a table: row t of its output is row `ids[t]` of the table. For the backward pass the positions
-were sorted by id on the host: `order` (T,) holds all t, those of id 0 first, then those of id 1, and so on. The
-positions of id v are `order[starts[v]]` up to, but without, `order[starts[v + 1]]`; `starts` is (V + 1,), and both
-arrays are int32. Row v of `dtable` (V, C) should be the sum of their rows of `dout` (T, C), both float32, in this
-order, and 0 if the id does not occur. The launch has a block of 64 threads for each row of `dtable`. A row can have
-any number of columns.
+A gather copies rows of a table: row t of its output is row `ids[t]` of the table. For the backward pass the host has
+sorted the positions t by id: `order` (T,) holds those of id 0 first, then those of id 1, and so on. The positions of id
+v begin at `order[starts[v]]` and end before `order[starts[v + 1]]`; `starts` is (V + 1,), and both arrays are int32.
+Row v of `dtable` (V, C) should be the sum of the rows of `dout` (T, C) at these positions, both float32, added in this
+order, and 0 if the id does not occur. The launch has one block of 64 threads per row of `dtable`. A row can have any
+number of columns.
 """
 
-HINTS = ("Which part of `order` belongs to the block? If a thread has one column, nobody else adds to its element.",
+HINTS = ("Which part of `order` belongs to the block? If each thread has its own columns, no two threads add to the "
+         "same element.",
          "A loop over the thread's columns, 64 apart; inside, a loop from starts[row] to starts[row + 1] that adds up "
          "one element of each row of dout.",
          "for col in range(cuda.threadIdx.x, dtable.shape[1], 64): total = float32(0.0); for i in range(starts[row], "
@@ -80,7 +81,7 @@ def _stored_once(report) -> str | None:
     stores, elements = report.counts["global_stores"], elements_of_argument(report, 3)
     if stores <= elements:
         return None
-    return (f"It stores {stores:,} times, and `dtable` has {elements:,} elements: several threads add up the same one. "
+    return (f"It stores {stores:,} times, and `dtable` has {elements:,} elements: several threads store the same one. "
             "A block has 64 threads, so the columns of a thread are 64 apart.")
 
 
@@ -104,14 +105,14 @@ EXERCISE = KernelExercise(
         "the positions are not looked up in `order`": Edit("dout[order[i], col]", "dout[i, col]"),
         "the last position of each id is left out": Edit("range(starts[row], starts[row + 1])",
                                                          "range(starts[row], starts[row + 1] - 1)"),
-        "the sum begins with the first position of all": Edit("range(starts[row], starts[row + 1])",
+        "the sum begins at the first position of all ids": Edit("range(starts[row], starts[row + 1])",
                                                               "range(starts[row + 1])"),
         "only one position of each id counts": Edit("total += dout[order[i], col]", "total = dout[order[i], col]"),
-        "a row that no id refers to is not written":
+        "the row of an id that does not occur is not written":
             Edit("dtable[row, col] = total", "if starts[row] < starts[row + 1]:\n    dtable[row, col] = total"),
         "columns beyond the first 64 are left out": Edit("range(cuda.threadIdx.x, dtable.shape[1], 64)",
                                                          "range(cuda.threadIdx.x, min(64, dtable.shape[1]), 64)"),
-        "the columns of a thread are 32 apart: two threads add up most of them":
+        "the columns of a thread are 32 apart: two threads compute most of them":
             Edit("dtable.shape[1], 64)", "dtable.shape[1], 32)"),
         "the total is not reset for the next column":
             Edit("for col in range(cuda.threadIdx.x, dtable.shape[1], 64):\n    total = float32(0.0)",
@@ -120,6 +121,6 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-This kernel has a place in training. `labkit train data/minute.toml --out build/mine --yours` sorts the positions on the
-device, and lets it add up the gradient of the embedding.
+You can train with this kernel. `labkit train data/minute.toml --out build/mine --yours` sorts the positions on the
+device, and computes the gradient of the embedding with it.
 """

@@ -2,15 +2,15 @@ r"""Predict: terms and bytes of a backward pass
 
 On paper: a linear layer, $\text{out} = x W^T + b$, has 2,048 tokens, 1,024 inputs and 4,096 outputs. Each element of
 `dx`, of `dW` and of `db` is a sum: of how many terms? A GELU follows the layer, in bfloat16. How many bytes does its
-backward kernel move at least, if it reads what the forward pass kept and `dout`, and writes `dx`? And a batch of five
+backward kernel move at least, if it reads `dout` and what the forward pass kept, and writes `dx`? And a batch of five
 tokens has the ids 3, 1, 3, 3 and 0: how many rows of the embedding's gradient are not 0?
 """
 
-HINTS = ("An element of dx is added up over the axis that dout and W share, and that x does not have. Which one is it "
+HINTS = ("An element of dx is a sum over the axis that dout and W share, and that x does not have. Which one is it "
          "for dW?",
          "dx is summed over the outputs, dW and db over the tokens. GELU's arrays have 2,048 x 4,096 elements of 2 "
          "bytes.",
-         "The GELU moves three arrays. The embedding's gradient has a row for each different id that occurs.")
+         "The GELU moves three arrays. A row of the embedding's gradient is not 0 if its id occurs.")
 POINTS = 1
 
 # %%
@@ -49,12 +49,12 @@ EXERCISE = PredictionExercise(
          "gelu_bytes": "x and dout are read and dx is written: three arrays of 2,048 x 4,096 elements of 2 bytes.",
          "rows": "Ids 0, 1 and 3 occur; the three rows of id 3 are added to one."},
     wrong={
-        "dx was summed over the inputs, as the forward pass is": {"dx_terms": INPUTS},
+        "dx was summed over the inputs, like the forward pass": {"dx_terms": INPUTS},
         "dW was summed over the outputs": {"dweight_terms": OUTPUTS},
         "dW was summed over the inputs": {"dweight_terms": INPUTS},
         "db was taken to be a single term": {"dbias_terms": 1},
         "only x and dx were counted, not dout": {"gelu_bytes": 2 * 2 * TOKENS * OUTPUTS},
-        "4 bytes were counted for an element, as in float32": {"gelu_bytes": 3 * 4 * TOKENS * OUTPUTS},
+        "4 bytes per element were counted, as in float32": {"gelu_bytes": 3 * 4 * TOKENS * OUTPUTS},
         "a row was counted for every token": {"rows": 5},
     },
 )

@@ -1,21 +1,21 @@
 r"""From a blank page: the gradient of a bias
 
-A layer ends with $\text{out} = \text{silu}(v)$, where $v_{r,c} = x_{r,c} + \text{bias}_c$ and
-$\text{silu}(v) = v \, s$ with $s = 1 / (1 + e^{-v})$. Its forward pass kept `x`. The derivative of silu is
-$s \, (1 + v \, (1 - s))$, and each bias was added to a whole column, so
+A layer ends with $\text{out} = \text{silu}(v)$, where $v_{r,c} = x_{r,c} + \text{bias}_c$ and $\text{silu}(v) = v \, s$
+with $s = 1 / (1 + e^{-v})$. Its forward pass kept `x`. The derivative of silu is $s \, (1 + v \, (1 - s))$, and each
+bias was added to a whole column, so its gradient is
 
 $$\text{out}_c = \sum_r \text{dout}_{r,c} \; s_{r,c} \, \bigl(1 + v_{r,c} (1 - s_{r,c})\bigr)$$
 
 Write `silu_bias_gradient(x, bias, dout, out)` from the decorator down. `x` and `dout` are (R, C), `bias` and `out`
 (C,), all float32. A block has 32 x 8 threads and computes 32 columns: the eight threads with the same `threadIdx.x`
-share the rows of a column. `math.exp` works in a kernel.
+divide the rows of a column among them. `math.exp` works in a kernel.
 """
 
-HINTS = ("The thread (x, y) of a block can take rows y, y + 8, and so on of column 32 * blockIdx.x + x. Then eight "
+HINTS = ("Thread (x, y) of a block can add up rows y, y + 8, and so on of column 32 * blockIdx.x + x. Then eight "
          "threads have a part of each column's sum. Where can one of them find the other seven?",
          "Each thread stores its part in an array of 8 x 32 float32 in shared memory. After a barrier, the threads "
-         "with y == 0 add up the eight parts of their column and store the sum. All threads must come to the barrier, "
-         "also those right of the last column.",
+         "with y == 0 add up the eight parts of their column and store the sum. All threads must reach the barrier, "
+         "even those beyond the last column.",
          "v = x[row, col] + bias[col]; s = float32(1.0) / (float32(1.0) + math.exp(-v)); total += dout[row, col] * s * "
          "(float32(1.0) + v * (float32(1.0) - s)). Then partial[y, x] = total, cuda.syncthreads(), and the sum.")
 POINTS = 3
@@ -122,18 +122,18 @@ EXERCISE = KernelExercise(
     domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY), *of(2, NEGATIVE, ZEROS)),
     demand=_shared,
     wrong={
-        "the sum is that of `dout` alone: the derivative of silu is left out":
+        "only `dout` is summed: the derivative of silu is left out":
             Edit(" * s * (float32(1.0) + v * (float32(1.0) - s))", ""),
-        "the derivative is taken to be s, without the second term":
+        "the derivative is only s, without the second factor":
             Edit(" * (float32(1.0) + v * (float32(1.0) - s))", ""),
         "the bias is not added to x": Edit("v = x[row, col] + bias[col]", "v = x[row, col]"),
-        "the bias is read at the row": Edit("bias[col]", "bias[row % bias.size]"),
+        "the bias is indexed by the row": Edit("bias[col]", "bias[row % bias.size]"),
         "the exponent has the wrong sign": Edit("math.exp(-v)", "math.exp(v)"),
         "only one of the eight parts is stored":
             Edit("for other in range(1, 8):\n    total += partial[other, lane]\n", ""),
         "the first part is added twice": Edit("range(1, 8)", "range(8)"),
         "the barrier is missing": Edit("cuda.syncthreads()\n", ""),
-        "each thread takes a single row": Edit("range(part, x.shape[0], 8)", "range(part, min(8, x.shape[0]), 8)"),
+        "each thread adds up a single row": Edit("range(part, x.shape[0], 8)", "range(part, min(8, x.shape[0]), 8)"),
         "the guard of the columns is missing before the loop":
             Edit("if col < x.shape[1]:\n    for row in range(part, x.shape[0], 8):",
                  "if True:\n    for row in range(part, x.shape[0], 8):"),

@@ -1,15 +1,15 @@
 r"""The gradients of scores
 
-The middle of attention's backward pass, for one head of S tokens with a causal mask. `scores` (S, S) holds $q_r \cdot
-k_c$, not yet scaled; `lse` (S,) is the log-sum-exp of each row of the visible scores times `scale`. `grad_weights`
-(S, S) holds $dP$ and `delta` (S,) the sum that the softmax's gradient subtracts. For a key $c$ that query $r$ sees,
-$c \le r$:
+This is the middle of attention's backward pass, for one head of S tokens with a causal mask. `scores` (S, S) holds
+$q_r \cdot k_c$, not yet scaled; `lse` (S,) is the log-sum-exp of each row of the visible scores times `scale`.
+`grad_weights` (S, S) holds $dP$ and `delta` (S,) the sum that the softmax's gradient subtracts. For a key $c$ that
+query $r$ sees, $c \le r$:
 
 $$\text{out}_{r,c} = \text{scale} \cdot P_{r,c} \, (dP_{r,c} - \delta_r), \qquad
 P_{r,c} = e^{\text{scale} \cdot \text{scores}_{r,c} - \text{lse}_r}$$
 
-For all others it is 0, and their scores may hold anything. All arrays are float32. Blocks have 32 x 8 threads, with the
-grid's x along the keys.
+All other elements of `out` are 0, and the scores there may be anything. All arrays are float32. Blocks have 32 x 8
+threads, and the grid's x runs along the keys.
 """
 
 HINTS = ("Each thread computes one element. Which values of its row does it need?",
@@ -103,8 +103,8 @@ EXERCISE = KernelExercise(
             *of(2, HUGE_AND_TINY, NEGATIVE), *of(3, ZEROS), *parameter(4, "scale", 1, 0.02)),
     wrong={
         "the mask is left out": Edit("col <= row", "True"),
-        "the key of the query itself is hidden": Edit("col <= row", "col < row"),
-        "earlier keys are hidden, not later ones": Edit("col <= row", "col >= row"),
+        "the query's own key is hidden": Edit("col <= row", "col < row"),
+        "earlier keys are hidden, instead of later ones": Edit("col <= row", "col >= row"),
         "hidden elements are not written":
             Edit("    out[row, col] = gradient", "    if col <= row:\n        out[row, col] = gradient"),
         "the scores are not scaled": Edit("math.exp(scale * scores[row, col]", "math.exp(scores[row, col]"),
@@ -114,8 +114,8 @@ EXERCISE = KernelExercise(
             Edit("math.exp(scale * scores[row, col] - lse[row])",
                  "math.exp(scale * scores[row, col]) / math.exp(lse[row])"),
         "delta is not subtracted": Edit("(grad_weights[row, col] - delta[row])", "grad_weights[row, col]"),
-        "delta is read at the key": Edit("delta[row]", "delta[col]"),
-        "the log-sum-exp is read at the key": Edit("lse[row]", "lse[col]"),
+        "delta is indexed by the key": Edit("delta[row]", "delta[col]"),
+        "the log-sum-exp is indexed by the key": Edit("lse[row]", "lse[col]"),
         "the guard of the columns is missing": Edit(" and col < out.shape[1]", ""),
     },
 )
@@ -126,6 +126,6 @@ EQUIVALENT = {
 }
 
 AFTER = """
-This kernel has a place in training. With `labkit train data/minute.toml --out build/mine --yours` it computes the
-gradients of the scores, one head of one sequence at a time, between products of whole matrices.
+You can train with this kernel. In `labkit train data/minute.toml --out build/mine --yours` it computes the gradients of
+the scores, one head of one sequence at a time, between products of whole matrices.
 """

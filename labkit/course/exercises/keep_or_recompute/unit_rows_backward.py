@@ -1,16 +1,17 @@
 r"""From a blank page: the gradient of rows of length 1
 
-Embeddings of sentences are often scaled to length 1 (lesson 31): each row is divided by its length,
+Sentence embeddings are often scaled to length 1 (lesson 31): each row is divided by its length,
 
 $$y_{r,c} = x_{r,c} \, s_r, \qquad s_r = \frac{1}{\sqrt{\sum_k x_{r,k}^2 + 10^{-5}}}$$
 
 Derive its backward pass, as for RMSNorm in the lesson; this one has no mean and no weight. Then write
 `unit_rows_backward(x, dout, dx)` from the decorator down. It is given `x` and the gradient of `y`, and writes the
-gradient of `x`; all are (R, C) and float32. A block has 32 x 4 threads, and each of its four warps has a row:
-`threadIdx.x` is the lane, `threadIdx.y` says which of the four rows. A row may have any number of columns.
+gradient of `x`; all are (R, C) and float32. A block has 32 x 4 threads, and each of its four warps computes one row:
+`threadIdx.x` is the lane, and `threadIdx.y` selects the row. A row may have any number of columns.
 """
 
-HINTS = ("Each x changes its own y, and through s all others. The derivative of s by x[r, i] is -x[r, i] * s**3.",
+HINTS = ("Each x changes its own y and, through s, all others. The derivative of s with respect to x[r, i] is "
+         "-x[r, i] * s**3.",
          "dx = s * (dout - y * sum of dout * y over the row). Two sums are needed, of x * x and of dout * x; both can "
          "be added up in one loop, since y is x * s.",
          "After the shuffles: s = cuda.rsqrt(squares + float32(1e-5)); along = products * s * s; and then "
@@ -96,16 +97,16 @@ EXERCISE = KernelExercise(
         "the second term is added": Edit("- x[row, col] * along", "+ x[row, col] * along"),
         "the sum has one factor s too few": Edit("along = products * s * s", "along = products * s"),
         "the result lacks the factor s in front": Edit("s * (dout", "(dout"),
-        "means are taken, as in RMSNorm":
+        "means instead of sums, as in RMSNorm":
             Edit("cuda.rsqrt(squares + float32(1e-5))", "cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))",
                  "along = products * s * s", "along = products / float32(x.shape[1]) * s * s"),
         "no small constant under the root": Edit("squares + float32(1e-5)", "squares"),
-        "the sum is that of `dout` alone":
+        "only `dout` is summed":
             Edit("products += dout[row, col] * x[row, col]", "products += dout[row, col]"),
-        "the sum of products is not joined by shuffles":
+        "the sum of products is not added up across the warp":
             Edit("products += cuda.shfl_xor_sync(0xFFFFFFFF, products, distance)", ""),
         "the last shuffle, with the neighbour, is missing": Edit("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
-        "one element a lane: rows longer than 32 are left unfinished":
+        "one element per lane: rows longer than 32 are left unfinished":
             Edit("for col in range(lane, x.shape[1], 32):\n"
                  "    dx[row, col] = s * (dout[row, col] - x[row, col] * along)",
                  "if lane < x.shape[1]:\n"

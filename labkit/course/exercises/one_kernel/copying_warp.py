@@ -1,20 +1,19 @@
 r"""The copying warp
 
-`out` (n,) should be the product of `a` (n, 64) and `x` (64,), float32. A launch has three blocks, and block b takes
-rows b, b + 3, b + 6 and so on of `a`. A block has two warps and a ring of two stages, each for one row. Warp 0 is
-given: it keeps `x` in registers, and for each row it waits until the next stage is full, multiplies, and arrives at
-`empty`.
+`out` (n,) should be the product of `a` (n, 64) and `x` (64,), float32. A launch has three blocks, and block b computes
+rows b, b + 3, b + 6 and so on. A block has two warps and a ring of two stages of one row each. Warp 0 is given: it
+keeps `x` in registers, and for each row it waits until the next stage is full, multiplies, and arrives at `empty`.
 
 Write the copying warp, warp 1. Thread 32 alone is enough. For each row of this block, in the same order, it should wait
-until the stage is empty, announce 256 bytes at `full`, and start the copy with
-`ptx.bulk_load(ring, begin of the stage, a, first element of the row, bytes, full, stage)`: both places are counted in
-elements, `a` as a flat array. Row number `count` of the block uses stage `count % 2`, in lap `count // 2`.
+until the stage is empty, announce 256 bytes at `full`, and start the copy with `ptx.bulk_load(ring, start of the stage,
+a, start of the row, bytes, full, stage)`. Both starts are in elements, counted in `a` as if it were flat. Row number
+`count` of the block, counted from 0, uses stage `count % 2`, in lap `count // 2`.
 """
 
-HINTS = ("Take the loop of warp 0 as a model. What does the copying thread wait for, and which parity has a stage that "
+HINTS = ("Take the loop of warp 0 as a model. What does the copying thread wait for, and with which parity, if a stage "
          "has never been used?",
          "`full` ends lap 0 with parity 0. `empty` ends lap 0 when warp 0 has read the stage; before that, in lap 0 "
-         "itself, a wait for parity 1 passes at once. So the wait is for the other parity than that of warp 0.",
+         "itself, a wait for parity 1 passes at once. So it waits for the opposite of warp 0's parity.",
          "ptx.mbarrier_wait(empty, stage, parity ^ 1), ptx.mbarrier_expect_tx(full, stage, 256), "
          "ptx.bulk_load(ring, stage * 64, a, row * 64, 256, full, stage), count += 1.")
 POINTS = 3
@@ -87,17 +86,17 @@ EXERCISE = KernelExercise(
     demand=_each_row_once,
     domain=of(0, *SUMMED),
     wrong={
-        "the parity is that of warp 0: the first wait never ends":
+        "the parity is the same as warp 0's: the first wait never ends":
             Edit("ptx.mbarrier_wait(empty, stage, parity ^ 1)", "ptx.mbarrier_wait(empty, stage, parity)"),
-        "nobody waits for an empty stage: rows are overwritten before they are read":
+        "there is no wait for an empty stage: rows are overwritten before they are read":
             Edit("ptx.mbarrier_wait(empty, stage, parity ^ 1)", "pass"),
         "the wait is for `full`, not for `empty`":
             Edit("ptx.mbarrier_wait(empty, stage, parity ^ 1)", "ptx.mbarrier_wait(full, stage, parity ^ 1)"),
         "64 bytes are announced, not 256": Edit("expect_tx(full, stage, 256)", "expect_tx(full, stage, 64)"),
         "64 bytes are copied, not 256": Edit("row * 64, 256, full", "row * 64, 64, full"),
         "all rows go to the first stage": Edit("bulk_load(ring, stage * 64,", "bulk_load(ring, 0,"),
-        "the first element of a row is counted in rows": Edit("a, row * 64, 256", "a, row * 4, 256"),
-        "rows one after the other, not every third":
+        "the start of a row is not counted in elements": Edit("a, row * 64, 256", "a, row * 4, 256"),
+        "a block copies every row, not every third":
             Edit("for row in range(cuda.blockIdx.x, a.shape[0], cuda.gridDim.x):\n"
                  "    stage, parity = count % 2, count // 2 % 2\n"
                  "    ptx.mbarrier_wait(empty, stage, parity ^ 1)",

@@ -4,9 +4,9 @@ r"""From a blank page: a softmax with two joins
 
 $$\text{out}_i = \frac{e^{x_i - m}}{\sum_k e^{x_k - m}}, \qquad m = \max_k x_k$$
 
-Every block takes its share of the elements, and all blocks need the maximum and the sum of the whole vector. So there
-are three phases, with a join after the first and one after the second. `largest` and `sums` (3,), float32, have an
-element for each block. `counters` (1,), uint32, is 0 when the kernel starts. Do not set it back to 0 between the joins:
+Each block processes its share of the elements, and all blocks need the maximum and the sum of the whole vector. So
+there are three phases, with a join after the first and another after the second. `largest` and `sums` (3,), float32,
+have one element per block. `counters` (1,), uint32, is 0 when the kernel starts. Do not reset it between the joins:
 wait for a larger value at the second one. The parameters are `x`, `largest`, `sums`, `counters` and `out`.
 """
 
@@ -14,8 +14,8 @@ HINTS = ("A join begins and ends with a barrier of the block. In between one thr
          "to counters[0] with an atomic, and waits in a loop that reads it with cuda.atomic.add(counters, 0, 0). What "
          "has to be in memory before the join, and which blocks read it after the join?",
          "Within a block, put the threads' maxima into an array of 64 in shared memory, and let thread 0 write the "
-         "largest of them to largest[blockIdx.x]. After the join each thread looks at the three elements of `largest`. "
-         "The same again for the sums. The second join waits until the counter is 2 * gridDim.x.",
+         "largest of them to largest[blockIdx.x]. After the join each thread reads the three elements of `largest`. "
+         "Do the same for the sums. The second join waits until the counter is 2 * gridDim.x.",
          "Write the join as a device function, join(counters, target), and call it with cuda.gridDim.x and with "
          "2 * cuda.gridDim.x. The phases: the maximum of for i in range(cuda.grid(1), x.size, cuda.gridsize(1)); the "
          "sum of math.exp(x[i] - m) over the same elements; and out[i] = math.exp(x[i] - m) / total.")
@@ -119,12 +119,12 @@ EXERCISE = KernelExercise(
     domain=(*of(0, *EXPONENTIALS), *of(0, largest_at(192), at={"n": 450})),
     wrong={
         "the fence is missing: other blocks may read the old values": Edit("cuda.threadfence()", "pass"),
-        "a block arrives and does not wait": Edit("while cuda.atomic.add(counters, 0, 0) < target:\n    pass", "pass"),
-        "the second join waits for the same number as the first":
+        "a block arrives but does not wait": Edit("while cuda.atomic.add(counters, 0, 0) < target:\n    pass", "pass"),
+        "the second join waits for the same count as the first":
             Edit("join(counters, 2 * cuda.gridDim.x)", "join(counters, cuda.gridDim.x)"),
-        "the first join waits for one block more than there are":
+        "the first join waits for one block too many":
             Edit("join(counters, cuda.gridDim.x)", "join(counters, cuda.gridDim.x + 1)"),
-        "the first join waits for one block less":
+        "the first join waits for one block too few":
             Edit("join(counters, cuda.gridDim.x)", "join(counters, cuda.gridDim.x - 1)"),
         "only one join: blocks add up sums that others have not written yet":
             Edit("join(counters, 2 * cuda.gridDim.x)", "cuda.syncthreads()"),
@@ -140,15 +140,15 @@ EXERCISE = KernelExercise(
                  "    cuda.atomic.add(counters, 0, 1)\n"
                  "    while cuda.atomic.add(counters, 0, 0) < target:\n"
                  "        pass"),
-        "each block subtracts its own maximum, not that of all":
+        "each block subtracts its own maximum, not the maximum of all":
             Edit("m = max(largest[0], max(largest[1], largest[2]))", "m = largest[block]"),
         "each block divides by its own sum": Edit("total = sums[0] + sums[1] + sums[2]", "total = sums[block]"),
         "a plain addition counts the blocks": Edit("cuda.atomic.add(counters, 0, 1)", "counters[0] += 1"),
-        "the maximum is left out": Edit("m = max(largest[0], max(largest[1], largest[2]))", "m = float32(0.0)"),
+        "the maximum is not subtracted": Edit("m = max(largest[0], max(largest[1], largest[2]))", "m = float32(0.0)"),
     },
 )
 
 EQUIVALENT = {
     "barrier: cuda.syncthreads() -> left out":
-        "That at the beginning of the join: here thread 0 itself writes what the other blocks read.",
+        "The barrier at the start of the join: here thread 0 itself writes what the other blocks read.",
 }

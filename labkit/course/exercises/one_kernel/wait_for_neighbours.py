@@ -1,23 +1,23 @@
 r"""Wait for the neighbours only
 
-Not every phase needs all results of the phase before. `values` (R + 1, n), float32, begins with a row of numbers, and
-each of the following R rows should be the mean of three neighbours in the row before it:
+Not every phase needs all results of the previous one. Row 0 of `values` (R + 1, n), float32, is given, and each element
+of the following R rows should be the mean of three neighbours in the row before it:
 
 $$\text{values}_{r+1,i} = \frac{\text{values}_{r,i-1} + \text{values}_{r,i} + \text{values}_{r,i+1}}{3}$$
 
-At the edges, an element that is missing counts as 0. The launch has n / 32 blocks of 32 threads, at most eight, and a
-thread has element `cuda.grid(1)` in all rows. So a block needs only what its left and its right neighbour have written.
-`rounds_of` (8,), uint32, has a counter for each block, which is 0 when the kernel starts: how many rows the block has
-written. After each row but the last a block should add 1 to its own counter, and wait for those of its neighbours
-alone. Block 0 has none on the left, and the last block none on the right.
+Beyond the edges, elements count as 0. The launch has n / 32 blocks of 32 threads, at most eight, and a thread computes
+element `cuda.grid(1)` of every row. So a block needs only what its left and right neighbours have written. `rounds_of`
+(8,), uint32, counts the rows that each block has written, and is 0 when the kernel starts. After each row but the last,
+a block should add 1 to its own counter, and wait only for those of its neighbours. Block 0 has none on the left, and
+the last block none on the right.
 """
 
-HINTS = ("What must the counter of a neighbour be before this block may read row r + 1? The arrival is as in a join: a "
+HINTS = ("What must a neighbour's counter be before this block may read row r + 1? It arrives as at a join: a "
          "barrier, a fence, an atomic; but on whose counter?",
          "After row r + 1 thread 0 fences, adds 1 to rounds_of[block], and waits first for rounds_of[block - 1] and "
          "then for rounds_of[block + 1], each if there is one, until it is at least r + 1.",
          "if block > 0: while cuda.atomic.add(rounds_of, block - 1, 0) < r + 1: pass. The same for block + 1 if block "
-         "+ 1 < cuda.gridDim.x. Then cuda.syncthreads(), outside of the `if thread == 0`.")
+         "+ 1 < cuda.gridDim.x. Then cuda.syncthreads(), outside the `if thread == 0`.")
 POINTS = 2
 NEEDS = ("softmax_joined",)
 
@@ -119,7 +119,7 @@ EXERCISE = KernelExercise(
         "the fence is missing": Edit("cuda.threadfence()", "pass"),
         "a block waits for its left neighbour only": Edit("if block + 1 < cuda.gridDim.x:", "if False:"),
         "a block waits for its right neighbour only": Edit("if block > 0:", "if False:"),
-        "it waits for a neighbour to reach the round before":
+        "it waits for a neighbour to reach only the previous round":
             Edit("rounds_of, block - 1, 0) < r + 1", "rounds_of, block - 1, 0) < r"),
         "it waits for a round that no neighbour reaches":
             Edit("rounds_of, block + 1, 0) < r + 1", "rounds_of, block + 1, 0) < r + 2"),

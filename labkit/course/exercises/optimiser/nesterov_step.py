@@ -1,19 +1,19 @@
 """From a blank page: Nesterov's momentum
 
-SGD with Nesterov's momentum keeps one number for each weight, its velocity. A step is
+SGD with Nesterov's momentum keeps one value per weight, its velocity. A step is
 
 `velocity = mu * velocity + gradient`, then `weight = weight - rate * (gradient + mu * velocity)`
 
-with the new velocity in the second formula. All weights of a model lie in one flat buffer: `weights`, `velocities` and
-`gradients` are (n,) float32, and `rate` and `mu` are float32 numbers. Store the new weights in `out[0]` and the new
-velocities in `out[1]`, of `out` (2, n), and leave the inputs as they are.
+with the new velocity in the second formula. All weights of a model are in one flat buffer: `weights`, `velocities` and
+`gradients` are (n,) float32, and `rate` and `mu` are float32 scalars. `out` is (2, n): store the new weights in
+`out[0]` and the new velocities in `out[1]`, and do not change the inputs.
 
 Write `nesterov_step(weights, velocities, gradients, rate, mu, out)` from the decorator down. Blocks have 128 threads,
-and the grid is one-dimensional, with at least one thread for each weight.
+and the grid is one-dimensional, with at least one thread per weight.
 """
 
-HINTS = ("Which numbers does the thread of a weight need, and which of them are needed twice?",
-         "Load the gradient once, into a variable, and compute the new velocity from it. The weight's formula has the "
+HINTS = ("Which values does the thread of a weight need, and which does it need twice?",
+         "Load the gradient once, into a variable, and compute the new velocity from it. The weight's formula uses the "
          "new velocity, not the old one.",
          "g = gradients[i]; velocity = mu * velocities[i] + g; out[0, i] = weights[i] - rate * (g + mu * velocity); "
          "out[1, i] = velocity.")
@@ -66,7 +66,7 @@ def _tolerance(weights, velocities, gradients, rate, mu):
     return 4 * EPS32 * np.stack([np.abs(weights) + rate * (g + mu * velocity), velocity])
 
 
-@asks("Each number is loaded once.")
+@asks("Each value is loaded once.")
 def _loads_each_once(report):
     loads, n = report.counts["global_loads"], elements_of_argument(report, 0)
     if loads <= 3 * n:
@@ -88,16 +88,16 @@ EXERCISE = KernelExercise(
     demand=_loads_each_once,
     domain=(*of((0, 1, 2), *SUMMED), *parameter(3, "rate", 0, 1, 0.003), *parameter(4, "mu", 0, 1, 0.5)),
     wrong={
-        "plain momentum: the gradient is not looked ahead": Edit("rate * (g + mu * velocity)", "rate * velocity"),
+        "plain momentum, without looking ahead": Edit("rate * (g + mu * velocity)", "rate * velocity"),
         "the weight is moved by the old velocity": Edit("rate * (g + mu * velocity)",
                                                         "rate * (g + mu * velocities[i])"),
         "the gradient is added, and the loss grows": Edit("weights[i] - rate", "weights[i] + rate"),
         "the gradient is left out of the velocity": Edit("mu * velocities[i] + g", "mu * velocities[i]"),
         "the gradient is weighted by 1 - mu, as in Adam": Edit("mu * velocities[i] + g",
                                                                "mu * velocities[i] + (float32(1.0) - mu) * g"),
-        "the velocity already has the rate in it": Edit("mu * velocities[i] + g", "mu * velocities[i] + rate * g",
+        "the velocity already includes the rate": Edit("mu * velocities[i] + g", "mu * velocities[i] + rate * g",
                                                         "rate * (g + mu * velocity)", "(rate * g + mu * velocity)"),
-        "weights and velocities are exchanged": Edit("out[0, i] = ", "out[1, i] = ", "out[1, i] = velocity",
+        "weights and velocities are swapped": Edit("out[0, i] = ", "out[1, i] = ", "out[1, i] = velocity",
                                                      "out[0, i] = velocity"),
         "the old velocity is stored": Edit("out[1, i] = velocity", "out[1, i] = velocities[i]"),
         "the weights are updated in place": Edit("out[0, i] = weights[i] - rate * (g + mu * velocity)",

@@ -1,17 +1,17 @@
 """Rounding at random
 
-Without a master in float32, small updates survive if weights are rounded at random: up with a probability that is the
-part of the distance that was cut off. Then an update of a hundredth of the distance moves one weight in a hundred, and
-the mean is right. The upper 16 bits of a float32 are a bfloat16. To round its bits at random, add a random number from
-0 to 65,535 to them, and keep the upper 16 bits of the sum.
+Without a float32 master, small updates survive if weights are rounded at random (*stochastic rounding*): up with a
+probability equal to the fraction that would be cut off. Then an update of a hundredth of the distance between
+neighbours moves one weight in a hundred, and the mean is right. The upper 16 bits of a float32 are a bfloat16. To round
+at random, add a random number from 0 to 65,535 to the 32 bits, and keep the upper 16 bits of the sum.
 
-`values` (n,) uint32 holds the bits of float32 numbers, and `random` (n,) uint32 holds random words, of which the lower
-16 bits should be used. Store the bfloat16, 16 bits each, in `out` (n,) uint16. No value is infinite or NaN, and none
-becomes so. The launch may have fewer threads than numbers: use a grid-stride loop. Blocks have 64 threads.
+`values` (n,) uint32 holds the bits of float32 numbers, and `random` (n,) uint32 holds random words; use their lower 16
+bits. Store the bits of the bfloat16 results in `out` (n,) uint16. No value is infinite or NaN, or becomes so. The
+launch may have fewer threads than values: use a grid-stride loop. Blocks have 64 threads.
 """
 
 HINTS = ("If the lower 16 bits of a number are 0x4000, a quarter of the distance, for how many of the 65,536 random "
-         "numbers does their sum carry into the upper half?",
+         "numbers does the sum carry into the upper half?",
          "Mask the random word with 0xFFFF, add it to the bits of the number, and shift the sum right by 16.",
          "out[i] = values[i] + (random[i] & 0xFFFF) >> 16, for i from cuda.grid(1) in steps of cuda.gridsize(1).")
 POINTS = 1
@@ -73,10 +73,10 @@ EXERCISE = KernelExercise(
     observe_sizes=({"n": 300},),
     demand=whole_grid,
     domain=(Reach("the random words are 0", _words(0)), Reach("all bits of the random words are 1", _words(2**32 - 1)),
-            Reach("each number is a bfloat16 already", _lower_half(0)),
-            Reach("all numbers are just above a bfloat16, and all random bits are 1", _just_above),
-            Reach("each number lies in the middle between two bfloat16", _lower_half(0x8000)),
-            Reach("each number lies just below a bfloat16", _lower_half(0xFFFF)),
+            Reach("each number is already a bfloat16 value", _lower_half(0)),
+            Reach("all numbers are just above a bfloat16 value, and all random bits are 1", _just_above),
+            Reach("each number is halfway between two bfloat16 values", _lower_half(0x8000)),
+            Reach("each number is just below a bfloat16 value", _lower_half(0xFFFF)),
             Reach("numbers are subnormal, and of either sign", lambda rng, values, random: (
                 (rng.integers(1, 1 << 23, values.size) | rng.integers(0, 2, values.size) << 31).astype(np.uint32),
                 random))),
@@ -86,13 +86,13 @@ EXERCISE = KernelExercise(
         "the random word is not masked": Edit("(random[i] & 0xFFFF)", "random[i]"),
         "the upper half of the random word is used": Edit("random[i] & 0xFFFF", "random[i] >> 16"),
         "15 bits of the random word are used": Edit("0xFFFF", "0x7FFF"),
-        "one is added or none, by the lowest random bit": Edit("values[i] + (random[i] & 0xFFFF) >> 16",
+        "1 or 0 is added, by the lowest random bit": Edit("values[i] + (random[i] & 0xFFFF) >> 16",
                                                                "(values[i] >> 16) + (random[i] & 1)"),
         "the lower half of the sum is kept": Edit(">> 16", "& 0xFFFF"),
         "all numbers are rounded by the first random word": Edit("random[i]", "random[0]"),
-        "each thread rounds only one number": Edit("values.size, cuda.gridsize(1)",
+        "each thread rounds only one value": Edit("values.size, cuda.gridsize(1)",
                                                    "min(values.size, cuda.gridsize(1)), cuda.gridsize(1)"),
-        "the step is that of a block": Edit("cuda.grid(1), values.size, cuda.gridsize(1)",
+        "the stride is a block, not the grid": Edit("cuda.grid(1), values.size, cuda.gridsize(1)",
                                             "cuda.grid(1), min(values.size, cuda.grid(1) + 1), cuda.blockDim.x"),
     },
 )
@@ -100,10 +100,10 @@ EXERCISE = KernelExercise(
 EQUIVALENT = {
     "loop: for i in range(cuda.grid(1), values.size, cuda.gridsize(1)): ... -> for i in range(cuda.grid(1), "
     "values.size, cuda.gridsize(1) - 1)":
-        "With a smaller step two threads round some of the numbers, both to the same.",
+        "With a smaller stride two threads round some of the values, to the same result.",
 }
 
 AFTER = """
-Such a rounding spares a model its masters, 4 of the 18 bytes for each parameter, and needs a random word for each
-weight in each step. `labkit.kernels.philox` computes them from a counter and a seed.
+With stochastic rounding a model needs no masters, which saves 4 of the 18 bytes per parameter, but each step needs one
+random word per weight. `labkit.kernels.philox` computes these from a counter and a seed.
 """

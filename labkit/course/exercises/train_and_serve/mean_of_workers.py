@@ -1,16 +1,17 @@
 """The mean over workers
 
-W workers have computed gradients of n weights, each on windows of its own: `gradients` (W, n) float32. Worker w trained
-on `counts[w]` tokens, and `counts` (W,) is int32: a worker whose texts ended early has fewer than the others, and some
-may have none, but not all. A worker's gradients are the mean over its tokens. `out` (n,) float32 should be the mean
-over the tokens of all workers.
+W workers have computed gradients of n weights, each on its own windows: `gradients` (W, n) float32. Worker w trained on
+`counts[w]` tokens, and `counts` (W,) is int32: a worker whose texts ended early has fewer than the others, and some may
+have none, but not all. A worker's gradients are the mean over its tokens. `out` (n,) float32 should be the mean over
+all workers' tokens.
 
-Add up the workers in their order, so that every run has the same bits. The launch may have fewer threads than weights:
-use a grid-stride loop. Blocks have 64 threads.
+Add up the workers in order, so that every run gives the same bits. The launch may have fewer threads than weights: use
+a grid-stride loop. Blocks have 64 threads.
 """
 
-HINTS = ("If one worker has 30 tokens and another one 10, how much does the mean of each count?",
-         "A worker's mean times its count is the sum over its tokens. Divide the sum of those by that of the counts.",
+HINTS = ("If one worker has 30 tokens and another has 10, what weight should each mean have?",
+         "A worker's mean times its count is the sum over its tokens. Divide the total of these sums by "
+         "that of the counts.",
          "For each weight i: total += float32(counts[w]) * gradients[w, i] over all w, and then out[i] = total / "
          "float32(tokens), where tokens is the sum of the counts.")
 POINTS = 2
@@ -72,17 +73,17 @@ EXERCISE = KernelExercise(
                 gradients, np.full_like(counts, 512))),
             Reach("the workers have millions of tokens", lambda rng, gradients, counts: (gradients, 100_000 * counts))),
     wrong={
-        "every worker counts the same": Edit("float32(counts[w]) * gradients[w, i]", "gradients[w, i]",
+        "every worker has the same weight": Edit("float32(counts[w]) * gradients[w, i]", "gradients[w, i]",
                                              "float32(tokens)", "float32(counts.size)"),
         "the sums are not divided": Edit("total / float32(tokens)", "total"),
         "the weighted sum is divided by the number of workers": Edit("float32(tokens)", "float32(counts.size)"),
-        "the means are added up, and not weighted by their tokens": Edit("float32(counts[w]) * gradients[w, i]",
+        "the means are added up without being weighted by their tokens": Edit("float32(counts[w]) * gradients[w, i]",
                                                                          "gradients[w, i]"),
-        "the counts are weighted by those of the first worker": Edit("float32(counts[w])", "float32(counts[0])"),
+        "every worker is weighted by the count of the first": Edit("float32(counts[w])", "float32(counts[0])"),
         "only the first worker is added up": Edit("gradients[w, i]", "gradients[w, i] * float32(w == 0)"),
         "the sum is carried on from weight to weight": Edit("tokens = 0", "tokens, total = 0, float32(0.0)",
                                                             "total = float32(0.0)", ""),
-        "each thread does only one weight": Edit("out.size, cuda.gridsize(1)",
+        "each thread computes only one weight": Edit("out.size, cuda.gridsize(1)",
                                                  "min(out.size, cuda.gridsize(1)), cuda.gridsize(1)"),
     },
 )

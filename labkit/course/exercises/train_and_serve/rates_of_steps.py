@@ -1,20 +1,21 @@
 """From a blank page: a schedule of learning rates
 
 A run of `total` steps needs a rate for each. In the first `warm_up` steps it rises linearly: step s, counted from 1,
-has the rate `peak * s / warm_up`. Then it falls linearly, so that step `total` has the rate `least`: after the warm-up
-step s has `peak + (least - peak) * (s - warm_up) / (total - warm_up)`. Steps after `total` have the rate `least`.
+has the rate `peak * s / warm_up`. Then it falls linearly, so that step `total` has the rate `least`: after the warm-up,
+step s has the rate `peak + (least - peak) * (s - warm_up) / (total - warm_up)`. Steps after `total` have the rate
+`least`.
 
-`steps` (n,) int32 holds numbers of steps, in any order and each at least 1, and `rates` (n,) float32 should have their
-rates. `peak` and `least` are float32 numbers, `warm_up` and `total` are int32, with 0 <= `warm_up` < `total`.
+`steps` (n,) int32 holds step numbers, in any order and each at least 1. Write their rates to `rates` (n,) float32.
+`peak` and `least` are float32 scalars, `warm_up` and `total` are int32, with 0 <= `warm_up` < `total`.
 
 Write `rates_of_steps(steps, peak, least, warm_up, total, rates)` from the decorator down. Blocks have 64 threads, and
-the grid is one-dimensional, with at least one thread for each step.
+the grid is one-dimensional, with at least one thread per step.
 """
 
-HINTS = ("Which of the three parts is a step in? Can `warm_up` be 0 where the first part divides by it?",
-         "s <= warm_up is the first part, s >= total the last. Divide as float32: float32(s) / float32(warm_up).",
+HINTS = ("Which of the three phases is a step in? Can `warm_up` be 0 where the first phase divides by it?",
+         "s <= warm_up is the first phase, s >= total the last. Divide as float32: float32(s) / float32(warm_up).",
          "progress = float32(s - warm_up) / float32(total - warm_up); rates[i] = peak + (least - peak) * "
-         "min(progress, float32(1.0)) in the last two parts.")
+         "min(progress, float32(1.0)) in the last two phases.")
 POINTS = 2
 NEEDS = ("predict_training",)
 
@@ -79,16 +80,16 @@ EXERCISE = KernelExercise(
     wrong={
         "the warm-up begins at 0: steps were counted from 0": Edit("peak * float32(s)", "peak * float32(s - 1)"),
         "there is no warm-up": Edit("if s <= warm_up:", "if False:"),
-        "steps after the last one go on falling": Edit("min(progress, float32(1.0))", "progress"),
+        "the rate keeps falling after the last step": Edit("min(progress, float32(1.0))", "progress"),
         "the fall is counted from step 0": Edit("float32(s - warm_up) / float32(total - warm_up)",
                                                 "float32(s) / float32(total)"),
-        "the fall lasts `total` steps, not the rest of them": Edit("float32(total - warm_up)", "float32(total)"),
+        "the fall lasts `total` steps, not `total - warm_up`": Edit("float32(total - warm_up)", "float32(total)"),
         "the rate falls to 0": Edit("(least - peak) * min", "(float32(0.0) - peak) * min"),
         "the rate rises from least": Edit("peak * float32(s) / float32(warm_up)",
                                           "least + (peak - least) * float32(s) / float32(warm_up)"),
-        "whole numbers were divided: the rate stays at the peak": Edit(
+        "integers were divided: the rate stays at the peak": Edit(
             "float32(s - warm_up) / float32(total - warm_up)", "float32((s - warm_up) // (total - warm_up))"),
-        "the step was taken from the position in the array": Edit("s = steps[i]", "s = i + 1"),
+        "the index in the array was used as the step": Edit("s = steps[i]", "s = i + 1"),
         "no guard: the last block has threads without a step": Edit("if i < steps.size:", "if True:"),
     },
 )
