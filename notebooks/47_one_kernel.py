@@ -98,10 +98,11 @@ show_source(wait)
 # the compiler may load the counter once and keep it in a register, so that the loop never ends, and later loads may be
 # served from a stale line in L1.
 #
-# Numba has the parts: `cuda.threadfence()` before an atomic addition, and an atomic addition of 0 to read the counter.
+# Numba has the parts: `cuda.threadfence()` before an atomic addition; to read the counter, an atomic addition of 0; and
+# when the wait is over another `cuda.threadfence()`, so that nothing read later is stale.
 # The next kernel subtracts the mean of an array from all of its elements. First each block adds up its part of the
 # array, and after a join each adds up the sums of all blocks. It is run with four joins: labkit's, the same with
-# Numba's functions, one without the fence, and one that arrives but does not wait. Which of the four joins give the
+# Numba's functions, one without the fences, and one that arrives but does not wait. Which of the four joins give the
 # right result on the CPU device, and which have a race according to `observe`?
 
 # %%
@@ -143,6 +144,7 @@ def with_a_fence(counters):
         cuda.atomic.add(counters, 0, 1)
         while cuda.atomic.add(counters, 0, 0) < cuda.gridDim.x:
             pass
+        cuda.threadfence()
     cuda.syncthreads()
 
 
@@ -177,7 +179,7 @@ print(reports["without_a_fence"].races[0].sentence)
 
 # %% [markdown]
 # Three results are right, but only two of the kernels are. The CPU device runs one thread at a time, and all others see
-# its writes immediately, so the missing fence changes nothing there. On a GPU the mistake may go unnoticed for a long
+# its writes immediately, so the missing fences change nothing there. On a GPU the mistake may go unnoticed for a long
 # time. `observe` does not compare results. It looks for something that orders the write before the read, and finds
 # nothing.
 #

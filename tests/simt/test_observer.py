@@ -791,6 +791,7 @@ def last_block_adds(a, parts, count, out):
         parts[cuda.blockIdx.x] = total
         cuda.threadfence()
         last[0] = cuda.atomic.add(count, 0, 1)
+        cuda.threadfence()
     cuda.syncthreads()
     if last[0] == cuda.gridDim.x - 1 and x == 0:
         total = float32(0)
@@ -863,6 +864,7 @@ def make_last_block_adds():
         if cuda.threadIdx.x == 0:
             parts[cuda.blockIdx.x] = a[cuda.grid(1)]
             if count_block(count) == cuda.gridDim.x - 1:
+                cuda.threadfence()
                 for k in range(parts.size):
                     out[0] += parts[k]
 
@@ -1217,16 +1219,20 @@ def hands_over(scope, data, flag, out):
             data[0] = 42  # write
             if scope == 1:
                 cuda.threadfence_block()  # narrow
-            elif scope == 2:
+            elif scope in (2, 4, 5):
                 cuda.threadfence()
             cuda.atomic.exch(flag, 0, 1)
             if scope == 3:
                 cuda.threadfence()
         elif cuda.atomic.add(flag, 0, 0):
+            if scope == 5:
+                cuda.threadfence_block()  # narrow after
+            elif scope != 4:
+                cuda.threadfence()
             out[0] = data[0]  # read
 
 
-@pytest.mark.parametrize("scope", range(4))
+@pytest.mark.parametrize("scope", range(6))
 def test_a_fence_orders_blocks_if_it_is_wide_enough_and_before_the_atomic(scope):
     report = observe(hands_over[2, 32], scope, *(zeros(1, dtype=np.int32) for _ in range(3)))
     if scope == 2:
@@ -1234,6 +1240,8 @@ def test_a_fence_orders_blocks_if_it_is_wide_enough_and_before_the_atomic(scope)
         return
     race = only(report, "races")
     assert race.lines == lines_of(hands_over, "write", "read")
-    [line] = lines_of(hands_over, "narrow")
-    advice = f"cuda.threadfence_block() at line {line} orders memory only for the threads of its own block"
-    assert (advice in str(race)) == (scope == 1)
+    if scope in (1, 5):
+        [line] = lines_of(hands_over, "narrow" if scope == 1 else "narrow after")
+        assert f"cuda.threadfence_block() at line {line} orders memory only for the threads of its own" in str(race)
+    advice = "An atomic has shown block 1 that the other block is done. After it, the same thread must call"
+    assert (advice in str(race)) == (scope == 4)

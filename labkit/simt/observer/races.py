@@ -27,11 +27,13 @@ class RaceDetector:
         nodes = [n for s in self.program.body for n in ast.walk(s)]
         self.time = 0
         self.raced = set()  # (memory, address) of races
-        # With fences, an atomic shows a block, and a warp, what those had fenced that updated the same element before
-        # it. Three kinds of groups: a block's number for what it fenced for all; ("narrow", block), where the fence
-        # was of block scope; a warp. fences: {group: the time up to which it fenced}; releases: {(memory, address):
-        # {group: time}}; known: {who knows it: {group: time}}.
-        self.fenced, self.fences, self.known, self.releases = _has_fences(self.program), {}, {}, {}
+        # With fences, an atomic shows a thread what those had fenced that updated the same element before it, and its
+        # next fence makes that known to its block and its warp. Three kinds of groups: a block's number for what it
+        # fenced for all; ("narrow", block), where a fence was of block scope; a warp. fences: {group: the time up to
+        # which it fenced}; releases: {(memory, address): {group: time}}; seen: {thread, or block: {group: time}};
+        # known: {block, or warp: {group: time}}.
+        self.fenced, self.fences, self.releases = _has_fences(self.program), {}, {}
+        self.seen, self.known = {}, {}
         self.narrow_line = None
         loops = [n for n in nodes if is_spin(n)]
         self.flag_lines = {n.lineno for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Subscript)}
@@ -81,35 +83,48 @@ class RaceDetector:
         return change is None or change[0] is thread or self._ordered(change, thread)
 
     def fence(self, scope):
+        self._fence(scope)
+        thread, narrow = self.current, scope == "threadfence_block"
+        self._know({("narrow", group) if narrow and isinstance(group, int) and group != thread.block else group: until
+                    for group, until in self.seen.pop(thread, {}).items()})
+
+    def _fence(self, scope):
         thread, until = self.current, self.time + 1
         self.fences[thread.warp] = until
         if scope == "threadfence_block":
             self.fences["narrow", thread.block] = until
-            self.narrow_line = sys._getframe(1).f_lineno
+            self.narrow_line = sys._getframe(2).f_lineno
         else:
             self.fences[thread.block] = until
 
     def released(self, counters, i):
-        self.fence("threadfence")
-        self._exchange(counters.memory, self.address(counters) + i * counters.itemsize)
+        self._fence("threadfence")
+        self._release(self._released_at(counters.memory, self.address(counters) + i * counters.itemsize))
 
     def acquired(self, counters, i):
-        self._acquire(counters.memory, self.address(counters) + i * counters.itemsize)
+        self._know(self._released_at(counters.memory, self.address(counters) + i * counters.itemsize))
 
-    def _acquire(self, memory, address):
-        """This thread's block and warp learn what was released here. Return that."""
-        released = self.releases.setdefault((memory, address), {})
+    def _released_at(self, memory, address):
+        return self.releases.setdefault((memory, address), {})
+
+    def _know(self, released):
         for who in (self.current.block, self.current.warp):
             _learn(self.known.setdefault(who, {}), released)
-        return released
 
-    def _exchange(self, memory, address):
-        """An atomic: this thread's block and warp learn what was released here, and release what they fenced."""
-        thread, released = self.current, self._acquire(memory, address)
+    def _release(self, released):
+        """Add what this thread's block and warp know, and what they fenced."""
+        thread = self.current
         for who in (thread.block, thread.warp):
-            _learn(released, self.known[who])
+            _learn(released, self.known.get(who, {}))
         own = (thread.block, ("narrow", thread.block), thread.warp)
         _learn(released, {group: self.fences[group] for group in own if group in self.fences})
+
+    def _exchange(self, memory, address):
+        """An atomic."""
+        released = self._released_at(memory, address)
+        for who in (self.current, self.current.block):
+            _learn(self.seen.setdefault(who, {}), released)
+        self._release(released)
 
     @staticmethod
     def _cell(memory, address):
@@ -164,6 +179,7 @@ class RaceDetector:
 
     def _report_race(self, observed, index, first, second, benign=False):
         narrow = first[4] < self._known_until(second[0].block, ("narrow", first[0].block))
+        seen = first[4] < self.seen.get(second[0].block, {}).get(first[0].block, 0)
         # in the program's order, which in a loop need not be that of the lines
         forth, back = self._visited_before(first[3], second), self._visited_before(second[3], first)
         if (back and not forth) or (forth == back and first[3] > second[3]):
@@ -184,6 +200,12 @@ class RaceDetector:
             advice = (
                 f"cuda.threadfence_block() at line {self.narrow_line} orders memory only for the threads of its own "
                 "block: for another block use cuda.threadfence()."
+            )
+        elif reach == 2 and seen:
+            advice = (
+                f"An atomic has shown {self.block_name(b.block)} that the other block is done. After it, the same "
+                "thread must call cuda.threadfence() before its block goes on: otherwise later reads may be served "
+                "from an old copy in L1."
             )
         elif a_line in self.flag_lines and a_kind == "load" or b_line in self.flag_lines and b_kind == "load":
             advice = (

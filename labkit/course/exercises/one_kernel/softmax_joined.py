@@ -11,8 +11,8 @@ wait for a larger value at the second one. The parameters are `x`, `largest`, `s
 """
 
 HINTS = ("A join begins and ends with a barrier of the block. In between one thread calls cuda.threadfence(), adds 1 "
-         "to counters[0] with an atomic, and waits in a loop that reads it with cuda.atomic.add(counters, 0, 0). What "
-         "has to be in memory before the join, and which blocks read it after the join?",
+         "to counters[0] with an atomic, waits in a loop that reads it with cuda.atomic.add(counters, 0, 0), and calls "
+         "cuda.threadfence() again. What has to be in memory before the join, and which blocks read it after the join?",
          "Within a block, put the threads' maxima into an array of 64 in shared memory, and let thread 0 write the "
          "largest of them to largest[blockIdx.x]. After the join each thread reads the three elements of `largest`. "
          "Do the same for the sums. The second join waits until the counter is 2 * gridDim.x.",
@@ -39,6 +39,7 @@ def join(counters, target):
         cuda.atomic.add(counters, 0, 1)
         while cuda.atomic.add(counters, 0, 0) < target:
             pass
+        cuda.threadfence()
     cuda.syncthreads()
 
 
@@ -118,7 +119,11 @@ EXERCISE = KernelExercise(
     benign_races=False,
     domain=(*of(0, *EXPONENTIALS), *of(0, largest_at(192), at={"n": 450})),
     wrong={
-        "the fence is missing: other blocks may read the old values": Edit("cuda.threadfence()", "pass"),
+        "the first fence is missing: other blocks may read the old values":
+            Edit("cuda.threadfence()\ncuda.atomic.add(counters, 0, 1)", "cuda.atomic.add(counters, 0, 1)"),
+        "the second fence is missing: the block may read what its SM has kept in L1":
+            Edit("while cuda.atomic.add(counters, 0, 0) < target:\n    pass\ncuda.threadfence()",
+                 "while cuda.atomic.add(counters, 0, 0) < target:\n    pass"),
         "a block arrives but does not wait": Edit("while cuda.atomic.add(counters, 0, 0) < target:\n    pass", "pass"),
         "the second join waits for the same count as the first":
             Edit("join(counters, 2 * cuda.gridDim.x)", "join(counters, cuda.gridDim.x)"),
@@ -134,12 +139,14 @@ EXERCISE = KernelExercise(
                  "    cuda.atomic.add(counters, 0, 1)\n"
                  "    while cuda.atomic.add(counters, 0, 0) < target:\n"
                  "        pass\n"
+                 "    cuda.threadfence()\n"
                  "cuda.syncthreads()",
                  "if cuda.threadIdx.x == 0:\n"
                  "    cuda.threadfence()\n"
                  "    cuda.atomic.add(counters, 0, 1)\n"
                  "    while cuda.atomic.add(counters, 0, 0) < target:\n"
-                 "        pass"),
+                 "        pass\n"
+                 "    cuda.threadfence()"),
         "each block subtracts its own maximum, not the maximum of all":
             Edit("m = max(largest[0], max(largest[1], largest[2]))", "m = largest[block]"),
         "each block divides by its own sum": Edit("total = sums[0] + sums[1] + sums[2]", "total = sums[block]"),

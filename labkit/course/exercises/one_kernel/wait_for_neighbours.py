@@ -15,9 +15,9 @@ the last block none on the right.
 HINTS = ("What must a neighbour's counter be before this block may read row r + 1? It arrives as at a join: a "
          "barrier, a fence, an atomic; but on whose counter?",
          "After row r + 1 thread 0 fences, adds 1 to rounds_of[block], and waits first for rounds_of[block - 1] and "
-         "then for rounds_of[block + 1], each if there is one, until it is at least r + 1.",
+         "then for rounds_of[block + 1], each if there is one, until it is at least r + 1. Then it fences again.",
          "if block > 0: while cuda.atomic.add(rounds_of, block - 1, 0) < r + 1: pass. The same for block + 1 if block "
-         "+ 1 < cuda.gridDim.x. Then cuda.syncthreads(), outside the `if thread == 0`.")
+         "+ 1 < cuda.gridDim.x. Then cuda.threadfence(), and cuda.syncthreads() outside the `if thread == 0`.")
 POINTS = 2
 NEEDS = ("softmax_joined",)
 
@@ -47,6 +47,7 @@ def wait_for_neighbours(rounds_of, values):
                 if block + 1 < cuda.gridDim.x:
                     while cuda.atomic.add(rounds_of, block + 1, 0) < r + 1:
                         pass
+                cuda.threadfence()
             cuda.syncthreads()
             ### END SOLUTION
 
@@ -116,7 +117,16 @@ EXERCISE = KernelExercise(
     benign_races=False,
     domain=of(0, *SUMMED),
     wrong={
-        "the fence is missing": Edit("cuda.threadfence()", "pass"),
+        "the first fence is missing":
+            Edit("cuda.threadfence()\ncuda.atomic.add(rounds_of, block, 1)", "cuda.atomic.add(rounds_of, block, 1)"),
+        "the second fence is missing":
+            Edit("if block + 1 < cuda.gridDim.x:\n"
+                 "    while cuda.atomic.add(rounds_of, block + 1, 0) < r + 1:\n"
+                 "        pass\n"
+                 "cuda.threadfence()",
+                 "if block + 1 < cuda.gridDim.x:\n"
+                 "    while cuda.atomic.add(rounds_of, block + 1, 0) < r + 1:\n"
+                 "        pass"),
         "a block waits for its left neighbour only": Edit("if block + 1 < cuda.gridDim.x:", "if False:"),
         "a block waits for its right neighbour only": Edit("if block > 0:", "if False:"),
         "it waits for a neighbour to reach only the previous round":
@@ -136,6 +146,7 @@ EXERCISE = KernelExercise(
                  "    if block + 1 < cuda.gridDim.x:\n"
                  "        while cuda.atomic.add(rounds_of, block + 1, 0) < r + 1:\n"
                  "            pass\n"
+                 "    cuda.threadfence()\n"
                  "cuda.syncthreads()",
                  "if cuda.threadIdx.x == 0:\n"
                  "    cuda.threadfence()\n"
@@ -145,7 +156,8 @@ EXERCISE = KernelExercise(
                  "            pass\n"
                  "    if block + 1 < cuda.gridDim.x:\n"
                  "        while cuda.atomic.add(rounds_of, block + 1, 0) < r + 1:\n"
-                 "            pass"),
+                 "            pass\n"
+                 "    cuda.threadfence()"),
         "the last block waits for one that does not exist": Edit("if block + 1 < cuda.gridDim.x:", "if block < 7:"),
     },
 )
