@@ -7,7 +7,7 @@
 #
 # - how to hand row-major matrices to a library that reads columns, without moving an element
 # - which mistakes a library reports, and which it cannot
-# - what half the bits cost in accuracy, and what they gain in speed
+# - what half the bits cost in accuracy, and what they save in time
 #
 # ## The problem
 #

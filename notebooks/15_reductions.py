@@ -145,8 +145,8 @@ first_warp = {
 table([(name, first_warp[name]) for name in ("divergent", "strided")], ["kernel", "trips of the first warp"])
 
 # %% [markdown]
-# More than four times as many, one after another, while the others wait. So the step that should have gained a factor
-# of two is a loss. On an H100, `divergent` takes {{ us['divergent']:.0f }} us and `strided` {{ us['strided']:.0f }}.
+# More than four times as many, one after another, while the others wait. So the step that should have doubled the speed
+# is a loss. On an H100, `divergent` takes {{ us['divergent']:.0f }} us and `strided` {{ us['strided']:.0f }}.
 
 # %% [markdown]
 # ## Neighbours read neighbours
@@ -202,7 +202,7 @@ show_source(array_sum.array_sum_first_add_kernel)
 counted("sequential", "first_add")
 
 # %% [markdown]
-# Half of it: one tree instead of two. This step gains a factor of {{ step['first_add']:.2f }}, the largest of
+# Half of it: one tree instead of two. This step is worth a factor of {{ step['first_add']:.2f }}, the largest of
 # all{{ if max(step.values()) == step['first_add'] }}. Half as many barriers are passed for the same elements, and each
 # thread has two loads in flight instead of one.
 
@@ -233,8 +233,8 @@ show_source(array_sum.sum_last_warp)
 counted("first_add", "last_warp")
 
 # %% [markdown]
-# Three: one after the values are stored, and one after each of the two steps that cross warps. That gains another
-# {{ step['last_warp']:.2f }}.
+# Three: one after the values are stored, and one after each of the two steps that cross warps. That is another factor
+# of {{ step['last_warp']:.2f }}.
 #
 # In his next step Harris unrolls the rest of the loop by hand. Our compiler has done so already: the PTX of this kernel
 # has three `bar.sync` and no loop.
@@ -297,7 +297,7 @@ table([(name, us[name], 4 * 2**27 / us[name] / 1e3, us[before] / us[name] if bef
 # %% [markdown]
 # {{ us['divergent'] / us['wide']:.1f }} times. Each of the two columns of steps reflects its GPU and its compiler. In
 # 2007 divergence and bank conflicts cost a factor of almost five; today the first steps that count are those that put
-# fewer trees and barriers between a thread and its loads. The wide loads gain a last {{ step['wide']:.2f }}.
+# fewer trees and barriers between a thread and its loads. The wide loads add a last factor of {{ step['wide']:.2f }}.
 #
 # Ours is at the limit, and so are the libraries. Here is the whole ladder.
 
@@ -306,8 +306,8 @@ plots.ladder(ladder(ARRAY_SUM) if device.on_gpu() else recorded, recorded)
 
 # %% [markdown]
 # `wide` is even slightly faster than the bound, which is the bandwidth of a copy: a sum has nothing to write. CuPy is
-# as fast{{ if abs(cupy_over_wide - 1) < 0.02 }}, PyTorch nearly so{{ if 1 < torch_over_wide < 1.04 }}, and what
-# `torch.compile` makes of the sum takes {{ compiled_over_wide - 1:.0% }} longer.
+# as fast{{ if abs(cupy_over_wide - 1) < 0.02 }}, PyTorch nearly so{{ if 1 < torch_over_wide < 1.04 }}, and the kernel
+# that `torch.compile` generates takes {{ compiled_over_wide - 1:.0% }} longer.
 
 # %% [markdown]
 # ## The barrier that is missing in print
@@ -343,7 +343,7 @@ for name, kernel in (("with", reduce.mean_and_variance_kernel), ("without", redu
 # be right for years, which proves nothing (lesson 06). The race is there either way. Thread 0 returns with the mean,
 # goes through its part of the row, and begins the second call by storing its new value in `shared[0]`. Meanwhile a slow
 # thread of another warp has not yet read the first total from there. It picks up thread 0's part of the second sum and
-# takes that for the mean.
+# mistakes that for the mean.
 #
 # Here it is step by step. The button *show it* jumps to the race: both threads, both lines, and the element.
 

@@ -78,7 +78,7 @@ EXERCISE = KernelExercise(
             Edit("for offset in (16, 8, 4, 2, 1):\n"
                  "    total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)",
                  ""),
-        "the last element is added in place of those that are missing":
+        "the last element is added instead of those that are missing":
             Edit("total = float32(0.0)",
                  "last = x.shape[1] - 1\n"
                  "total = float32(0.0)",

@@ -52,7 +52,7 @@ EXERCISE = PredictionExercise(
     how={"infinite": "An exponential is infinite in float32 where the element itself is 89 or more.",
          "zeros": "Subtract 100 from each element: which differences are below -104?",
          "corrections": "The sum is corrected wherever an element is larger than all before it. The first one is.",
-         "exponentials": "One for each of the eight elements, and one for each correction."},
+         "exponentials": "One for each of the eight elements, and one per correction."},
     wrong={"the first element is not counted as a new maximum":
                {"infinite": 2, "zeros": 1, "corrections": 3, "exponentials": 11},
            "the factors of the corrections are not counted as exponentials":
