@@ -199,8 +199,8 @@ except Exception as error:  # cuTile's own error, or the model's
 # %% [markdown]
 # The error comes at compile time, before anything runs. cuTile's front end translates Python into *Tile IR*, and needs
 # no GPU for that: where the package is installed, `tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)`
-# returns it. Turning Tile IR into a GPU's machine code is the job of its compiler, tileiras, which comes with CUDA
-# 13.3.
+# returns it. Turning Tile IR into a GPU's machine code is the job of its compiler, tileiras, which comes with CUDA 13.1
+# and later (for an H200, with CUDA 13.3).
 #
 # ## Softmax, and what to pad with
 #

@@ -201,8 +201,7 @@ counters.profile("masked_softmax_causal")
 # ## The climb
 #
 # Here is the ladder for 64 matrices with a causal mask. Three PyTorch calls are an easy target; `torch.compile` fuses
-# them into one Triton kernel by itself. Which of the two does `single_read` beat, and can you think of a reason why it
-# should beat the second?
+# them into one Triton kernel by itself. Which of the two does `single_read` beat, and if it beats the second, why?
 
 # %% tags=["hide-input"]
 plots.ladder(ladder(MASKED_SOFTMAX_CAUSAL))
