@@ -7,12 +7,12 @@
 #
 # - how to hand row-major matrices to a library that reads columns, without moving an element
 # - which mistakes a library reports, and which it cannot
-# - what half the bits cost in accuracy, and what they bring in speed
+# - what half the bits cost in accuracy, and what they save in time
 #
 # ## The problem
 #
 # Most neural networks leave their matrix products to one library, NVIDIA's *cuBLAS*. PyTorch and CuPy call it, and so
-# can you. Its most used function computes
+# can you. Its most-used function computes
 #
 # $$C = \alpha \, \text{op}(A) \, \text{op}(B) + \beta \, C$$
 #
@@ -53,21 +53,22 @@ blas.source()
 pictures.two_readings(2, 3)
 
 # %% [markdown]
-# It sees the transpose. Nothing was computed and nothing was moved; the same six elements were read in another order.
-# The rest of this lesson follows from that one sentence: **what you store row by row, cuBLAS sees transposed.**
+# It sees the transpose. Nothing was computed and nothing was moved; the same six elements were read in a different
+# order. The rest of this lesson follows from that one sentence: **what you store row by row, cuBLAS sees transposed.**
 #
-# Such a reader needs one more value, the distance in memory from the beginning of one column to the beginning of the
-# next. It is called the *leading dimension*. Here it is 3. Where it is larger than the column, the matrix is part of a
-# larger one.
+# To read columns, a program needs one more value, the distance in memory from the beginning of one column to the
+# beginning of the next. It is called the *leading dimension*. Here it is 3. If it is larger than the column, the matrix
+# is part of a larger one.
 #
-# This is the model's product. `_matrix` makes the view in the picture: element (row, col) is `memory[row + col * ld]`.
+# This is the product in the model of cuBLAS. `_matrix` makes the view in the picture: element (row, col) is
+# `memory[row + col * ld]`.
 
 # %%
 show_source(gemm_column_major)
 
 # %% [markdown]
 # It has thirteen arguments. Three of them are sizes: `C` is m × n, and the dot products have length k. Three are
-# leading dimensions. cuBLAS is given addresses, without the arrays and their shapes, and has to trust these numbers.
+# leading dimensions. cuBLAS is given addresses, not arrays with shapes, and has to trust these numbers.
 #
 # ## The wrong way
 #
@@ -89,9 +90,8 @@ print("out is a @ b:", np.allclose(out, a @ b, atol=1e-5), "  out is b @ a:", np
 # wrote that column by column, and we read it row by row: $BA$. There is no error and no warning, and the values look
 # plausible. If the two matrices commute, for example because one is the identity, a test even passes.
 #
-# With matrices that are not square the same call has no meaning, and cuBLAS refuses it. The tempting repair is to
-# change the leading dimensions until the call is accepted. How many of the 20 elements are right when the call is
-# accepted?
+# With an `a` of 5 × 3 and a `b` of 3 × 4 the same call has no meaning, and cuBLAS refuses it. It is tempting to change
+# the leading dimensions until the call is accepted. How many of the 20 elements are right then?
 
 # %%
 a, b = uniform(rng, 5, 3), uniform(rng, 3, 4)
@@ -115,7 +115,7 @@ print(f"with 5, 3 and 5 accepted; {right} of 20 elements are right")
 #
 # 1. cuBLAS writes columns, and we read what it writes as rows. So let it compute the transpose of what we want,
 #    $\text{out}^T$, which is N × M.
-# 2. $\text{out}^T = (AB)^T = B^T A^T$. The order of the two is reversed.
+# 2. $\text{out}^T = (AB)^T = B^T A^T$. The order of the factors is reversed.
 # 3. In the memory of `b`, cuBLAS sees $B^T$ already, N × K, in columns of length N. In the memory of `a` it sees $A^T$,
 #    K × M, in columns of length K. Nothing has to be transposed.
 # 4. So pass `b` first, then `a`. The product is N × M with dot products of length K, and the leading dimensions are N,
@@ -128,13 +128,13 @@ show_source(blas.matmul)
 agree(MATMUL.with_rungs(rung(kernel=(), idea="one call of cuBLAS")(blas.matmul)))
 
 # %% [markdown]
-# To `agree`, a call of a library is one more rung, and it is right for sizes that would expose a wrong order. There is
-# no need to remember the call: write down the transpose of what you want, and under each operand what cuBLAS sees in
-# its memory.
+# To `agree`, a library call is one more rung, and it is right at sizes that would expose a wrong order. There is no
+# need to remember the call: write down the transpose of what you want, and under each operand what cuBLAS sees in its
+# memory.
 #
 # ## A layer's weights
 #
-# Where the two differ, a flag is needed. A layer of a language model keeps its weights as (outputs, inputs) and
+# Where the two do not match, a flag is needed. A layer of a language model keeps its weights as (outputs, inputs) and
 # computes `x @ w.T`. Llama 3.2 1B has a projection of (512, 2048), and a prompt of five tokens is a matrix `x` of (5,
 # 2048). The result is (5, 512). Try the four steps on paper: which flags and which numbers does the call need?
 
@@ -156,7 +156,7 @@ show_source(blas.linear)
 # Such models store their weights in *bfloat16*, the upper half of a float32, with 8 bits for the exponent and 7 for the
 # fraction (lesson 33). NumPy does not have it, so we keep the bits in uint16 and call `cublasGemmEx`, which accepts a
 # type for each matrix and one for the accumulators. The accumulators are float32. How far is the result from the exact
-# product of the same inputs, if half a step of bfloat16 is {{ 2**-9:.4f }} of a value?
+# product of the same inputs, if half a step of bfloat16 is {{ 2**-9:.4f }} to {{ 2**-8:.4f }} of a value?
 
 # %%
 here, h200 = series.bf16_projection(), measure.recorded_series("bf16_projection", gpu="NVIDIA H200")
@@ -167,14 +167,14 @@ table([(found["where"], found["source"], f"{found['relative_error']:.4f}", found
 
 # %% [markdown]
 # The error is less than half a step{{ if within_half_a_step }}, that of rounding the result once to bfloat16. The
-# errors of the 2,048 products behind each element are too small to show, because they are added in float32. If the sum
-# were rounded to 8 significant bits after each of them, little would be left of it.
+# roundings of the 2,048 additions behind each element are too small to show, because the accumulators are float32. If
+# the sum were rounded to 8 significant bits after each addition, little of it would be left.
 #
 # ## The status
 #
 # A function of cuBLAS returns a status. 0 is success; 7 is `CUBLAS_STATUS_INVALID_VALUE`. C raises no exception, so
 # nothing else happens: the program goes on. Here is the refused call again, as a C program would make it, with an `out`
-# full of −1, and then a call that wants more columns than there are. What does `out` hold after the refused call?
+# full of −1, and then a call for more columns than there are. What does `out` hold after the refused call?
 
 # %%
 d_out = cuda.to_device(np.full((5, 4), -1.0, np.float32))
@@ -191,17 +191,17 @@ except IndexError as error:
 # call in a macro that checks it, and CuPy raises `CUBLASError`. labkit turns that into a `BlasError` that names the
 # wrong argument, since the status does not.
 #
-# The status covers what can be seen from the arguments. It cannot cover the square case above, where every argument was
-# valid and the order was wrong. Nor can it cover the size of the memory: asked for six columns out of four, cuBLAS
-# would read past the end of the array. labkit's arrays know their sizes, so labkit stops such a call before it reaches
-# cuBLAS.
+# The status covers only what can be seen from the arguments. It cannot cover the square case above, where every
+# argument was valid and the order was wrong. Nor can it cover the size of the memory: asked for six columns out of
+# four, cuBLAS would read past the end of the array. labkit's arrays know their sizes, so labkit stops such a call
+# before it reaches cuBLAS.
 #
 # ## Half the bits
 #
-# A float16 has 11 significant bits, so it is off by at most 1 in 2,048, or {{ 1 / 2048:.5f }} of its value, and on
-# average by less than half of that. Each product has two rounded factors, and the result is rounded once more. For
-# matrices of 4,096 × 4,096, what relative error do you expect, does it grow with the length of the dot products, and
-# how much faster than float32 is the product on tensor cores?
+# A float16 has 11 significant bits, so rounding to it is off by at most 1 in 2,048, or {{ 1 / 2048:.5f }} of the value,
+# and on average by less than half of that. Each product has two rounded factors, and the result is rounded once more.
+# For matrices of 4,096 × 4,096, what relative error do you expect, does it grow with the length of the dot products,
+# and how much faster than float32 is the product on tensor cores?
 
 # %%
 here, h200 = series.library_products(), measure.recorded_series("library_products", gpu="NVIDIA H200")
@@ -216,15 +216,15 @@ table([(row["name"], row["ms"], row["tflops"], sgemm_ms / row["ms"], f"{row['rel
 
 # %% [markdown]
 # The error of float16 with accumulators in float32 is near {{ f16_error:.4f }}, for short dot products and for long
-# ones. The roundings of the factors are independent, so their sum grows as fast as the result itself, and the relative
-# error stays. bfloat16 has three bits less, so its error is {{ words(bf16_over_f16) }} times as large. What grows with
-# the length is the error of the accumulators: float16 accumulators save next to no time{{ if no_time_saved }} and make
-# the result {{ words(f16_accumulators) }} times less accurate.
+# ones. The roundings of the factors are independent, so their sum grows only as fast as the result itself, and the
+# relative error stays the same. bfloat16 has three bits fewer, so its error is {{ words(bf16_over_f16) }} times as
+# large. What grows with the length is the error of the accumulators: float16 accumulators save almost no
+# time{{ if no_time_saved }} and make the result {{ words(f16_accumulators) }} times less accurate.
 #
 # On tensor cores the product is {{ f16_speed:.0f }} times as fast. If the inputs have to be converted first and the
 # result converted back, {{ converted_speed:.0f }} times are left. The conversion is a kernel like that of lesson 01,
-# bound by memory: it handles each element once, and the product uses each of them thousands of times. For a product
-# with a few rows it would not pay off. Convert weights once, and keep them.
+# bound by memory: it handles each element once, and the product uses each element thousands of times. For a product
+# with few rows the conversion would not pay off. Convert weights once, and keep them.
 #
 # ## What I learned
 #
@@ -242,13 +242,13 @@ table([(row["name"], row["ms"], row["tflops"], sgemm_ms / row["ms"], f"{row['rel
 #
 # ## Try it
 #
-# - In the wrong way with square matrices, let `b = np.eye(4, dtype=np.float32)`, and then `b = a`. Which of the two
-#   questions is answered with True, and why? Which matrices would you test with?
-# - Write the call of `blas.linear` with the two flags exchanged. For which M, N and K would it be accepted? What does
-#   it compute when all three are equal?
+# - In the wrong call with square matrices, let `b = np.eye(4, dtype=np.float32)`, and then `b = a`. Which of the two
+#   comparisons prints True, and why? Which matrices would you test with?
+# - Write the call of `blas.linear` with the two flags swapped. For which M, N and K would it be accepted? What does it
+#   compute when all three are equal?
 # - `series.library_products(48)` and `series.library_products(384)`: which of the errors change with the size?
 #
-# Next: **reductions**, and how threads agree on one number.
+# Next: **reductions**, and how threads combine their values into one.
 
 # %% [numbers]
 # product = series.library_products.rows

@@ -6,7 +6,7 @@
 # You will learn
 #
 # - how threads that each hold a part of a sum arrive at one total
-# - what split warps, bank conflicts, barriers and too few loads cost, one change at a time
+# - what split warps, bank conflicts, barriers and too few loads in flight cost, one change at a time
 # - which barrier is missing when a reduction works once but not twice
 
 # %% [markdown]
@@ -17,10 +17,10 @@
 #
 # $$\text{out} = \sum_i x_i$$
 #
-# Dividing the work is easy, because additions may be made in any order. But in the end the partial sums have to meet,
-# so threads must exchange values.
+# Dividing the work is easy, because the additions can be done in any order. But in the end the partial sums have to be
+# combined, so threads must exchange values.
 #
-# A famous set of slides climbs this mountain one step at a time: Mark Harris's [*Optimizing Parallel Reduction in
+# A famous set of slides makes such a kernel fast one step at a time: Mark Harris's [*Optimizing Parallel Reduction in
 # CUDA*](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf) (2007). He ends with a table of what
 # each step was worth on a GPU of his time. We take the same steps on an H100 and keep the same table.
 
@@ -28,7 +28,7 @@
 # ## Prediction
 #
 # The array has 2²⁷ elements of float32. What limits its sum on an H100, arithmetic or memory, and how long must it take
-# at the least?
+# at least?
 
 # %%
 import numpy as np
@@ -42,8 +42,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 roofline.predict(ARRAY_SUM, roofline.Limits(**measure.recorded(gpu=H100)["limits"]), N=2**27)
 
 # %% [markdown]
-# One addition for every four bytes is next to nothing: the sum has to run at the speed of memory. All the time that a
-# kernel needs beyond that bound goes into its own organisation. The steps below remove it bit by bit.
+# One addition for every four bytes is next to nothing: the sum should run at the speed of memory. Any time beyond that
+# bound is the kernel's own overhead. The steps below remove it bit by bit.
 
 # %% [markdown]
 # ## A tree in every block
@@ -70,12 +70,12 @@ show_source(array_sum.array_sum_divergent_kernel)
 
 # %% [markdown]
 # `sum_divergent` is a *device function*: kernels can call it, Python cannot. A barrier follows every step, because a
-# thread reads what another one wrote in the step before.
+# thread reads what another one wrote in the previous step.
 #
-# Look at who does the adding. In the first step it is every second thread, so each warp splits at the `if`: half of its
-# lanes add while the other half wait (lesson 02). In the next step a quarter of the lanes work, then an eighth, and so
-# on. A block has eight warps and the tree has eight steps, which makes eight times eight cases of a warp at the `if`.
-# In how many of them does the warp split?
+# Look at which threads do the adding. In the first step it is every second thread, so each warp splits at the `if`:
+# half of its lanes add while the other half wait (lesson 02). In the next step a quarter of the lanes work, then an
+# eighth, and so on. A block has eight warps and the tree has eight steps, which makes eight times eight cases of a warp
+# at the `if`. In how many of them does the warp split?
 
 # %%
 def counted(*rungs):
@@ -100,15 +100,15 @@ counted("divergent")
 # %% [markdown]
 # ## The first threads do the adding
 #
-# The additions can stay as they are, if other threads make them: thread 0 the first one, thread 1 the second, thread 2
-# the third. Then entire warps work or rest.
+# The additions can stay as they are, if other threads do them: thread 0 the first one, thread 1 the second, thread 2
+# the third. Then entire warps work or idle.
 
 # %% tags=["hide-input"]
 pictures.tree("strided")
 
 # %% [markdown]
-# The only change is in the index. `left` is where thread `thread` adds, and the `if` now lets the first threads
-# through.
+# The only change is in the index. `left` is the element that thread `thread` adds to, and the `if` now lets the first
+# threads through.
 
 # %%
 show_source(array_sum.sum_strided)
@@ -123,12 +123,12 @@ show_source(array_sum.sum_strided)
 counted("divergent", "strided")
 
 # %% [markdown]
-# None: all those elements are in bank 0, so they are served one after another. Every conflict is one more trip to
-# shared memory, and 104 requests with 210 conflicts make 314 trips, exactly as many as before.
+# No two of them: all those elements are in bank 0, so they are served one after another. Every conflict is one more
+# trip to shared memory, and 104 requests with 210 conflicts make 314 trips, exactly as many as before.
 #
-# Worse, the trips are now unevenly spread. At a barrier everybody waits for the slowest warp, and that is the first
-# one. A step is two loads and a store, and an access of a warp makes as many trips as lanes meet in one bank. How many
-# trips does the first warp make in all eight steps?
+# Worse, the trips are now unevenly spread. At a barrier every warp waits for the slowest, and that is the first one. A
+# step is two loads and a store, and an access of a warp makes as many trips as there are elements in its fullest bank.
+# How many trips does the first warp make in all eight steps?
 
 # %%
 def trips(elements):
@@ -145,7 +145,7 @@ first_warp = {
 table([(name, first_warp[name]) for name in ("divergent", "strided")], ["kernel", "trips of the first warp"])
 
 # %% [markdown]
-# More than four times as many, one after another, while the others wait. So the step that was to bring a factor of two
+# More than four times as many, one after another, while the others wait. So the step that should have doubled the speed
 # is a loss. On an H100, `divergent` takes {{ us['divergent']:.0f }} us and `strided` {{ us['strided']:.0f }}.
 
 # %% [markdown]
@@ -175,11 +175,11 @@ table([(name, first_warp[name], us[name]) for name in first_warp],
       {"kernel": "", "trips of the first warp": "d", "us": ".0f"}, note=f"Recorded on {recorded.where}.")
 
 # %% [markdown]
-# By {{ us['divergent'] / us['sequential'] - 1:.0% }}. The first and the third kernel have equally long chains of trips
-# and nearly the same time, although the one splits warps eight times as often as the other. A split costs issue slots,
+# Yes, by {{ us['divergent'] / us['sequential'] - 1:.0% }}. The first and the third kernel have equally long chains of
+# trips and take nearly the same time, although the first splits warps eight times as often. A split costs issue slots,
 # and an SM whose warps wait at barriers has plenty of those.
 #
-# Harris gained a factor of 4.7{{ quoted }} by the same two steps. In his first kernel `%` was a slow division, as he
+# Harris gained a factor of 4.7{{ quoted }} from the same two steps. In his first kernel `%` was a slow division, as he
 # points out. `BLOCK` is a constant here, so our compiler knows every stride and turns `%` into a bit mask.
 
 # %% [markdown]
@@ -202,7 +202,7 @@ show_source(array_sum.array_sum_first_add_kernel)
 counted("sequential", "first_add")
 
 # %% [markdown]
-# Half of it: one tree instead of two. This step brings a factor of {{ step['first_add']:.2f }}, the largest of
+# Half of it: one tree instead of two. This step is worth a factor of {{ step['first_add']:.2f }}, the largest of
 # all{{ if max(step.values()) == step['first_add'] }}. Half as many barriers are passed for the same elements, and each
 # thread has two loads in flight instead of one.
 
@@ -211,9 +211,9 @@ counted("sequential", "first_add")
 #
 # When 32 sums are left, one warp does the rest of the work, yet all eight warps still meet at a barrier after every
 # step. The lanes of a warp can exchange registers directly. A *shuffle* passes a value to another lane, without shared
-# memory and without a barrier: `shfl_xor_sync(mask, value, 16)` gives each lane the value of the lane whose number
-# differs in bit 16, so lanes 0 and 16 swap, 1 and 17 swap, and so on. The mask has one bit for every lane that takes
-# part; 0xFFFFFFFF is all 32.
+# memory and without a barrier: `shfl_xor_sync(mask, value, 16)` gives each lane the value of the lane whose index
+# differs in the bit worth 16, so lanes 0 and 16 swap, 1 and 17 swap, and so on. The mask has one bit for every lane
+# that takes part; 0xFFFFFFFF is all 32.
 
 # %% tags=["hide-input"]
 pictures.tree("last_warp")
@@ -225,16 +225,16 @@ show_source(reduce.warp_sum)
 show_source(array_sum.sum_last_warp)
 
 # %% [markdown]
-# The first two steps still cross warps and need their barriers. The last warp then adds the remaining 64 sums, the
-# first 32 of them from shared memory and the rest in five shuffles, after which every lane has the total. Of the nine
-# barriers in front of you, how many are left?
+# The first two steps still cross warps and need their barriers. The last warp then adds the remaining 64 sums: each
+# lane adds two from shared memory, and after five shuffles every lane has the total. Of the nine barriers of
+# `first_add`, how many are left?
 
 # %%
 counted("first_add", "last_warp")
 
 # %% [markdown]
-# Three: one after the values are stored, and one after each of the two steps that cross warps. That brings another
-# {{ step['last_warp']:.2f }}.
+# Three: one after the values are stored, and one after each of the two steps that cross warps. That is another factor
+# of {{ step['last_warp']:.2f }}.
 #
 # In his next step Harris unrolls the rest of the loop by hand. Our compiler has done so already: the PTX of this kernel
 # has three `bar.sync` and no loop.
@@ -295,9 +295,9 @@ table([(name, us[name], 4 * 2**27 / us[name] / 1e3, us[before] / us[name] if bef
       note=f"2²⁷ float32, recorded on {recorded.where}. Harris: with another factor of 1.41 for unrolling by hand.")
 
 # %% [markdown]
-# {{ us['divergent'] / us['wide']:.1f }} times. Each of the two columns of steps tells of its GPU and its compiler. In
+# {{ us['divergent'] / us['wide']:.1f }} times. Each of the two columns of steps reflects its GPU and its compiler. In
 # 2007 divergence and bank conflicts cost a factor of almost five; today the first steps that count are those that put
-# fewer trees and barriers between a thread and its loads. The wide loads bring a last {{ step['wide']:.2f }}.
+# fewer trees and barriers between a thread and its loads. The wide loads add a last factor of {{ step['wide']:.2f }}.
 #
 # Ours is at the limit, and so are the libraries. Here is the whole ladder.
 
@@ -306,8 +306,8 @@ plots.ladder(ladder(ARRAY_SUM) if device.on_gpu() else recorded, recorded)
 
 # %% [markdown]
 # `wide` is even slightly faster than the bound, which is the bandwidth of a copy: a sum has nothing to write. CuPy is
-# as fast{{ if abs(cupy_over_wide - 1) < 0.02 }}, PyTorch nearly so{{ if 1 < torch_over_wide < 1.04 }}, and what
-# `torch.compile` makes of the sum takes {{ compiled_over_wide - 1:.0% }} longer.
+# as fast{{ if abs(cupy_over_wide - 1) < 0.02 }}, PyTorch nearly so{{ if 1 < torch_over_wide < 1.04 }}, and the kernel
+# that `torch.compile` generates takes {{ compiled_over_wide - 1:.0% }} longer.
 
 # %% [markdown]
 # ## The barrier that is missing in print
@@ -343,7 +343,7 @@ for name, kernel in (("with", reduce.mean_and_variance_kernel), ("without", redu
 # be right for years, which proves nothing (lesson 06). The race is there either way. Thread 0 returns with the mean,
 # goes through its part of the row, and begins the second call by storing its new value in `shared[0]`. Meanwhile a slow
 # thread of another warp has not yet read the first total from there. It picks up thread 0's part of the second sum and
-# takes that for the mean.
+# mistakes that for the mean.
 #
 # Here it is step by step. The button *show it* jumps to the race: both threads, both lines, and the element.
 
@@ -391,18 +391,18 @@ for name, launch in (("tree", reduce.reduce_tree_kernel[1, 256, 0, 1024]),
 table(rows, ["256 values", "barriers", "shared stores", "shared loads"])
 
 # %% [markdown]
-# Two barriers, and one value per warp. Is it faster? For 8,192 rows of 8,192 elements, with a block for each row, an
-# H200 needs {{ tree_us:.0f }} us with the tree and {{ two_level_us:.0f }} with two levels, a few
+# Two barriers, and one value per warp. Is it faster? For 8,192 rows of 8,192 elements, with one block per row, an H200
+# needs {{ tree_us:.0f }} us with the tree and {{ two_level_us:.0f }} with two levels, a few
 # percent{{ if barriers_matter_little }} less. Both kernels have one tree for 8,192 elements and a loop with one load in
 # flight. Where a block has that much to load, barriers no longer decide.
 
 # %% [markdown]
 # ## What I learned
 #
-# - At a barrier everybody waits for the slowest warp. A long chain in one warp costs more than the same work spread
-#   over eight.
+# - At a barrier every warp waits for the slowest. A long chain in one warp costs more than the same work spread over
+#   eight.
 # - Old advice is worth measuring again: divergence cost a factor of two in 2007 and next to nothing here.
-# - Fewer trees beat better trees. Let each thread add up what it can before it meets the others.
+# - Fewer trees beat better trees. Let each thread add up what it can before it exchanges values with the others.
 # - The end of a launch is a barrier for the whole grid.
 # - A device function that uses shared memory has to leave it ready to be used again.
 
@@ -421,7 +421,7 @@ table(rows, ["256 values", "barriers", "shared stores", "shared loads"])
 # - In the kernel with divergence, move the barrier into the `if`. What does `observe` say, and what would a GPU do?
 # - Let a thread of `array_sum_first_add_kernel` load four elements instead of two. How many launches are left?
 #
-# Next: **softmax**, which needs two reductions for every row.
+# Next: **softmax**, which needs two reductions per row.
 
 # %% [numbers]
 # names = ('divergent', 'strided', 'sequential', 'first_add', 'last_warp', 'grid_stride', 'wide')

@@ -5,14 +5,14 @@
 #
 # You will learn
 #
-# - why a softmax that survives large numbers reads its row three times
+# - why a softmax that can handle large numbers reads its row three times
 # - how the maximum and the sum can be found in one pass
 # - what reading the row only once saves, and where to keep it meanwhile
 
 # %% [markdown]
 # ## The problem
 #
-# Softmax turns a row of numbers into probabilities, positive and with the sum 1:
+# Softmax turns a row of numbers into probabilities, which are positive and add up to 1:
 #
 # $$\text{out}_{r,c} = \frac{e^{x_{r,c}}}{\sum_k e^{x_{r,k}}}$$
 #
@@ -39,8 +39,8 @@ from labkit.measure import ncu as counters
 roofline.predict(SOFTMAX, R=8192, C=8192)
 
 # %% [markdown]
-# That counts one read of `x` and one write of `out`. Three loops will move more. The climb in this lesson is about
-# bringing that down.
+# That counts one read of `x` and one write of `out`. Three loops will move more. The kernels of this lesson bring that
+# down.
 
 # %% [markdown]
 # ## One thread per row
@@ -54,13 +54,13 @@ show_source(rows.softmax_naive_kernel)
 # Two things are wrong with it. There are only 8,192 threads, and an H200 has room for {{ machine.sms * 2048:,d }}. And
 # the lanes of a warp are in 32 different rows, whose addresses are 32 KB apart, so a request touches 32 sectors where
 # four would do (lesson 04). On the H200 it takes {{ ms['naive']:.1f }} ms. The same three loops on one core of its
-# host, compiled by Numba's `njit`, take {{ series.softmax_cpu.ms:.0f }}.
+# host, compiled by Numba's `njit`, take {{ series.softmax_cpu.ms:.0f }} ms.
 
 # %% [markdown]
 # ## One block per row
 #
-# In the second kernel the threads of a block share a row: neighbouring lanes read neighbouring elements, and the two
-# trees of lesson 15 join what the threads have found.
+# In the second kernel the threads of a block share a row: neighbouring lanes read neighbouring elements, and two of the
+# trees of lesson 15 combine the threads' results.
 
 # %%
 show_source(rows.softmax_block_tree_kernel)
@@ -88,8 +88,8 @@ table([("block_tree", *passes(rows.softmax_block_tree))], {"kernel": "", "read":
 # %% [markdown]
 # ## One warp per row
 #
-# Nothing forces us to park the exponentials in memory. Computing them a second time is cheaper than writing and reading
-# them back. And if a warp takes the row instead of a block, its lanes can exchange what they found by shuffles: no
+# Nothing forces us to keep the exponentials in memory. Computing them a second time is cheaper than writing and reading
+# them back. And if a warp handles the row instead of a block, its lanes can exchange their results by shuffles: no
 # shared memory and no barrier.
 
 # %%
@@ -98,15 +98,15 @@ show_source(rows.softmax_warp_kernel)
 # %% [markdown]
 # Three reads and one write: four passes instead of five, for twice the exponentials. The H200 needs
 # {{ us['warp']:.0f }} us instead of {{ us['block_tree']:.0f }}. Four fifths of the passes take four
-# fifths{{ if near(us['warp'] / us['block_tree'], 0.8, 0.03) }} of the time, so the second exponential costs nothing
-# that shows.
+# fifths{{ if near(us['warp'] / us['block_tree'], 0.8, 0.03) }} of the time, so the second exponential has no visible
+# cost.
 
 # %% [markdown]
 # ## Maximum and sum in one pass
 #
 # The sum seems to need a separate pass, because the maximum has to be known before it can be subtracted. It does not.
 # Say that one part of the row has the maximum $m$ and the sum $s = \sum e^{x - m}$, another part $m'$ and $s'$, and let
-# $M$ be the larger of $m$ and $m'$. One factor for each part moves all of its terms from its own maximum to the common
+# $M$ be the larger of $m$ and $m'$. One factor per part rescales all of its terms from its own maximum to the common
 # one:
 #
 # $$e^{x - M} = e^{x - m} \, e^{m - M} \qquad\Rightarrow\qquad S = s \, e^{m - M} + s' \, e^{m' - M}$$
@@ -115,8 +115,8 @@ show_source(rows.softmax_warp_kernel)
 pictures.join()
 
 # %% [markdown]
-# So two values per part are enough to join it to any other, wherever the row was cut. A test with 300 random rows, each
-# cut in random places:
+# So two values per part are enough to join it to any other part, wherever the row was cut. A test with 300 random rows,
+# each cut at random places:
 
 # %%
 def join(m, s, m2, s2):
@@ -136,8 +136,8 @@ print(f"largest relative difference from two passes: {worst:.1e}")
 
 # %% [markdown]
 # This is the *online softmax* of [Milakov and Gimelshein (2018)](https://arxiv.org/abs/1805.02867), and lesson 25
-# builds on it an attention that never stores its matrix of scores. In the kernel each thread keeps its own $m$ and $s$
-# while it reads its part of the row. `warp_merge` then joins those of a warp by shuffles, just as `join` does.
+# builds an attention on it that never stores its matrix of scores. In the kernel each thread keeps its own $m$ and $s$
+# while it reads its part of the row. `warp_merge` then joins those of a warp by shuffles, in the same way as `join`.
 
 # %%
 show_source(rows.softmax_online_kernel)
@@ -153,16 +153,16 @@ table([(name, sum(passes(getattr(rows, f"softmax_{name}"))), 1000 * ms[name])
       {"kernel": "", "passes": ".1f", "us": ".0f"}, "Asked for, and the time it takes", note=f"Times on {timed.where}.")
 
 # %% [markdown]
-# A disappointment: {{ warp_over_online - 1:.0% }} instead of a quarter. The loop of the online kernel loads one
+# A disappointment: {{ 1 - 1 / warp_over_online:.0% }} instead of a quarter. The loop of the online kernel loads one
 # element, updates its sum, and only then loads the next, so there is one load in flight per thread, as in lesson 15.
-# Fewer bytes only help a kernel that waits for bandwidth; this one waits for latency.
+# Fewer bytes only help a kernel that is bound by bandwidth; this one is bound by latency.
 
 # %% [markdown]
 # ## A row kept in registers
 #
-# It also reads the row a second time to write the result, because it has kept nothing. A row of 8,192 elements is 32
-# KB, and an SM has 256 KB of registers. Give each of 256 threads 32 elements, and the row fits into the fastest memory
-# there is.
+# It also reads the row a second time before it writes the result, because it has kept nothing. A row of 8,192 elements
+# is 32 KB, and an SM has 256 KB of registers. Give each of 256 threads 32 elements, and the row fits into the fastest
+# memory there is.
 
 # %%
 show_source(rows.softmax_vectorized_kernel)
@@ -173,7 +173,7 @@ show_source(rows.softmax_vectorized_kernel)
 # of its wide loads, 128 bytes, before it uses the first. `launch_bounds` (lesson 03) keeps the kernel within the
 # registers that 512 threads can have.
 #
-# With the row in registers, the online rule is not needed any more: a second loop over registers costs next to nothing.
+# With the row in registers, the online rule is no longer needed: a second loop over registers costs next to nothing.
 #
 # The exponential has changed as well. `ex2.approx` is the hardware's own instruction for $2^x$, and
 # $e^x = 2^{x \log_2 e}$. `math.exp` uses the same instruction, after correcting its argument. Does leaving out that
@@ -216,16 +216,16 @@ counters.profile("softmax")
 # {{ online_mb:.0f }} MB to the online kernel, not twice {{ matrix_mb:.0f }}. The last rung needs no help. It reads each
 # byte once, {{ vectorized_mb:.0f }} MB.
 #
-# In the last column, `long_scoreboard` is the wait for a load from memory. It leads in every line. A kernel at the
-# limit waits for memory, too; the question is how much it has in flight while it waits.
+# In the last column, `long_scoreboard` is the wait for a load from memory. It comes first in every line. A kernel at
+# the limit waits for memory, too; the question is how much it has in flight while it waits.
 
 # %% [markdown]
 # ## What I learned
 #
 # - Subtracting the maximum is not an optimisation. Without it softmax is wrong.
 # - Recomputing an exponential is cheaper than storing it and reading it back.
-# - Parts of a softmax can be joined in any order by two values each. This matters more as algebra than for the speed of
-#   a softmax: a row that fits into registers does not need it.
+# - Parts of a softmax can be joined in any order, with two values per part. This matters more as algebra than for the
+#   speed of a softmax: a row that fits into registers does not need it.
 # - Fewer bytes help only once enough bytes are in flight.
 
 # %% [markdown]
@@ -238,8 +238,8 @@ counters.profile("softmax")
 # %% [markdown]
 # ## Try it
 #
-# - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - row_max)`. For which rows does
-#   the result stay right?
+# - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - row_max)`. For which rows is the
+#   result still right?
 # - `pictures.join((5, 4), (1, 3, 2))`: which of the two factors is 1 now?
 # - Call `passes` for a matrix with rows of 1,001 elements. Does `softmax_vectorized` still read each of them once?
 #

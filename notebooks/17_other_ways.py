@@ -6,16 +6,16 @@
 # You will learn
 #
 # - what a softmax made of library calls costs, and which row breaks it
-# - how a program over a block of elements differs from the program of a thread
-# - what Triton and cuTile decide for you, what they still want to know, and how to notice when they decide badly
+# - how a program over a block of elements differs from a program for one thread
+# - what Triton and cuTile decide for you, what you still have to tell them, and how to notice when they decide badly
 #
 # ## The problem
 #
 # The last two lessons built a softmax by hand: loops, shuffles, trees, barriers. There are shorter ways to get one. You
-# can assemble it from calls of a library, as lesson 14 did with products. Or you can write it in *Triton* or *cuTile*,
-# two languages embedded in Python in which you say what a whole block does, and a compiler works out what each thread
-# has to do. This lesson tries all three on softmax, and the two languages on the sum of two vectors as well. What do
-# they cost, and what do they take off your hands?
+# can assemble it from library calls, as lesson 14 did with products. Or you can write it in *Triton* or *cuTile*, two
+# languages embedded in Python in which you say what a whole block does, and a compiler works out what each thread has
+# to do. This lesson tries all three on softmax, and the two languages on the sum of two vectors as well. What do they
+# cost, and what do they save you?
 #
 # Each of them runs here in some form. Without a GPU, the library is the model of cuBLAS from lesson 14, programs in
 # Triton run in Triton's interpreter if it is installed, and those in cuTile on a small model of it in NumPy. These show
@@ -36,14 +36,14 @@ table([("Numba", device.name()), ("BLAS", blas.source()),
       ["", "runs on"], note=tile_kernels.why_not())
 
 # %% [markdown]
-# Each of the four computes the same on any device; for times there are recordings.
+# Each of the four computes the same results on any device; the times are recordings.
 #
 # ## Softmax from library calls
 #
-# A softmax needs two reductions for each row, the maximum and the sum of the exponentials. Let the library do these,
-# and write only the two steps between them. It sounds economical. BLAS has `asum`, the sum of absolute values, which
-# for exponentials is their sum. And it has `isamax`, which returns an index, counted from 1 as in Fortran, presumably
-# that of the maximum. What do `isamax` and `asum` return for [1, −7, 3]?
+# A softmax needs two reductions per row, the maximum and the sum of the exponentials. Let the library do these, and
+# write only the two elementwise steps by hand. It sounds economical. BLAS has `asum`, the sum of absolute values,
+# which for exponentials is their sum. And it has `isamax`, which returns an index, counted from 1 as in Fortran,
+# presumably that of the maximum. What do `isamax` and `asum` return for [1, −7, 3]?
 
 # %%
 from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
@@ -68,9 +68,9 @@ table([(row["name"], f"{row['max_difference']:.1e}", row["first_row_sum"]) for r
       {"": "", "largest difference": "", "sum of the first row": ".6f"})
 
 # %% [markdown]
-# It does not. All three agree with NumPy to far more digits than such a test would require. Now a row that the test
-# does not contain: −200 and 100. Go through the source with a pencil: what are `index`, `biggest` and the two
-# exponentials, and what is the result?
+# It does not. All three agree with NumPy far more closely than such a test would require. Now a row that the test does
+# not contain: −200 and 100. Go through the source on paper: what are `index`, `biggest` and the two exponentials, and
+# what is the result?
 
 # %%
 row = cuda.to_device(np.array([[-200.0, 100.0]], np.float32))
@@ -86,7 +86,7 @@ print(out.copy_to_host())
 # The test could not find this. Between −10 and 10 the wrong maximum is wrong by at most 20; the exponential of 20 is an
 # ordinary number, and whatever is subtracted cancels in the quotient, as it does on paper. A test only finds what its
 # inputs contain. Even in that test the mistake leaves a trace: $x - m$ is rounded more coarsely the further $m$ is from
-# $x$, and the first row of the table has the largest difference{{ if less_accurate }}.
+# $x$, and the first line of the table shows the largest difference{{ if less_accurate }}.
 #
 # BLAS has no maximum. So the second form finds the maxima of all rows with one launch of a reduction kernel like those
 # of lesson 15.
@@ -102,8 +102,8 @@ from labkit.kernels.libraries.blas_softmax import BLAS_SOFTMAX
 agree(BLAS_SOFTMAX, sizes=({"R": 3, "C": 5}, {"R": 9, "C": 32}, {"R": 7, "C": 1000}))
 
 # %% [markdown]
-# Both are right. The third form differs from the second in one respect. In the second, the host waits in every row for
-# the sum to come back. In the third, maxima and sums stay in device memory, where the kernels read them, and the host
+# Both are right. The third form differs from the second in one respect. In the second, the host waits for the sum of
+# every row to come back. In the third, maxima and sums stay in device memory, where the kernels read them, and the host
 # never waits:
 
 # %%
@@ -111,7 +111,7 @@ show_source(softmax_on_device)
 
 # %% [markdown]
 # All three loop over the rows in Python. The kernel `softmax_warp` of lesson 16 handles all rows in a single launch.
-# How do the time of a loop over library calls and that of a single launch grow with the number of rows?
+# How does the time of a loop over library calls grow with the number of rows, and how does that of a single launch?
 
 # %%
 pictures.over_rows(series.softmax_rows())
@@ -124,19 +124,18 @@ table([(line["name"], line["ms"][-1], 1000 * line["ms"][-1] / rows) for line in 
       note=h200["where"])
 
 # %% [markdown]
-# The loops grow in a straight line: twice the rows, twice the time{{ if linear }}. On the H200 one launch costs the
+# The time of the loops grows linearly: twice the rows, twice the time{{ if linear }}. On the H200 one launch costs the
 # same for one row as for a thousand{{ if flat }}, so the loops do not spend their time on softmax. They spend it
 # between the calls, on Python, on launches, and in two of the three on waiting for a value. Leaving the values on the
 # device removes the waiting, but not the launches.
 #
-# The library's reductions are good, but each call reduces one vector, and a softmax needs two reductions for every row.
-# A library is fast at the job that it was written for. Before you build on one, ask whether the shape of your calls is
-# that job.
+# The library's reductions are good, but each call reduces one vector, and a softmax needs two reductions per row. A
+# library is fast at the job that it was written for. Before you build on one, ask whether that is the job you have.
 #
 # ## A thread, a program, a tile
 #
 # The other two ways keep the single launch. Compare how they add two vectors. In the kernel of lesson 01 each thread
-# has one element, and a guard stops the threads that have none.
+# handles one element, and a guard stops the threads that have none.
 
 # %%
 from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
@@ -164,9 +163,9 @@ show_source(tile_kernels.vector_add_tiles)
 pictures.masks(n=19, block=8)
 
 # %% [markdown]
-# Both rows of the picture cover the same elements, and the same five slots at the end are empty. The difference is who
-# knows about threads. In Numba you decide how many there are and which element each of them has. In the other two you
-# decide how large a block is, and nothing else.
+# Both rows of the picture cover the same elements, and the same five slots at the end are empty. The difference is
+# whether you know about threads. In Numba you decide how many there are and which element each of them has. In the
+# other two you decide how large a block is, and nothing else.
 #
 # To `agree`, a program in another language is one more rung: it gets the arrays, and its result is compared with a sum
 # in float64. One rounding is at most half of the error allowed.
@@ -180,7 +179,7 @@ if not triton_kernels.why_not():
 agree(VECTOR_ADD.with_rungs(*runs))
 
 # %% [markdown]
-# All are right, also at lengths that no block divides, where the mask and the end of the array matter.
+# All are right, even at lengths that are no multiple of a block, where the mask and the end of the array matter.
 #
 # ## A power of two
 #
@@ -200,8 +199,8 @@ except Exception as error:  # cuTile's own error, or the model's
 # %% [markdown]
 # The error comes at compile time, before anything runs. cuTile's front end translates Python into *Tile IR*, and needs
 # no GPU for that: where the package is installed, `tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)`
-# returns it. Turning Tile IR into a GPU's machine code is the job of its compiler, tileiras, which comes with CUDA
-# 13.3.
+# returns it. Turning Tile IR into a GPU's machine code is the job of its compiler, tileiras, which comes with CUDA 13.1
+# and later (for an H200, with CUDA 13.3).
 #
 # ## Softmax, and what to pad with
 #
@@ -215,9 +214,9 @@ show_source(triton_kernels.softmax_kernel)
 show_source(tile_kernels.softmax_tiles)
 
 # %% [markdown]
-# Both pad with minus infinity, which is right twice. It never is the maximum, and its exponential is 0, which adds
+# Both pad with minus infinity, which is right twice. It is never the maximum, and its exponential is 0, which adds
 # nothing to the sum. The rest is the formula: load the row into one vector, subtract, exponentiate, divide. There is no
-# loop, no barrier and no shared memory in sight. Would padding with 0 do, if every element of a row is negative?
+# loop, no barrier and no shared memory in sight. Would padding with 0 work if every element of a row is negative?
 
 # %%
 from labkit.kernels.ops.softmax import SOFTMAX
@@ -236,32 +235,32 @@ if not triton_kernels.why_not():
 agree(SOFTMAX.with_rungs(*runs))
 
 # %% [markdown]
-# It would not. Then the maximum is 0, which is in no row: all exponentials vanish next to those of the padding, which
-# swallows the whole probability. Tests on rows with positive elements would pass.
+# It would not. Then the maximum is 0, which is not in the row: all exponentials vanish next to those of the padding,
+# which gets all of the probability. Tests on rows with positive elements would pass.
 #
 # ## On a GPU
 #
 # All of this was timed in one run, on the same arrays, with cold caches, and every result was checked before it was
-# timed. Addition moves 12 bytes for a single flop, and softmax has to move 8 bytes for each element. Which decision of
-# a compiler could still make one of the languages slow, and for which of the two jobs?
+# timed. Addition moves 12 bytes for a single flop, and softmax has to move 8 bytes per element. Which decision of a
+# compiler could still make one of the languages slow, and for which of the two jobs?
 
 # %%
 pictures.languages(series.three_languages())  # the recording, if there is no GPU here
 
 # %% [markdown]
-# The sums first. Triton, cuTile and PyTorch are within one percent of each other{{ if max(fast) / min(fast) < 1.01 }},
+# Addition first. Triton, cuTile and PyTorch are within one percent of each other{{ if max(fast) / min(fast) < 1.01 }},
 # and so is the rung of lesson 01 that loads four elements ahead. The plain kernel in Numba reaches four
 # fifths{{ if near(numba_share, 4 / 5) }} of that: each thread requests two values and waits. The Triton program only
-# says 1,024 elements, and the compiler made of this what that rung does by hand: {{ 32 * triton_add.warps }} threads
-# with {{ 1024 // (32 * triton_add.warps) }} elements each and {{ words(triton_add.vector_loads) }} loads of 128 bits
-# before the first addition.
+# says 1,024 elements, and the compiler turned this into what that rung does by hand: {{ 32 * triton_add.warps }}
+# threads with {{ 1024 // (32 * triton_add.warps) }} elements each and {{ words(triton_add.vector_loads) }} loads of 128
+# bits before the first addition.
 #
 # It can do so only if it knows enough. Triton looks at the arguments of a launch: is a pointer divisible by 16, is n? I
-# compiled the same program twice for the H200, without launching it. Told that n is divisible by 16, it has 4 loads of
-# 128 bits. Not told, it has 16 loads of 32 bits, since the mask may end within a vector. Add one element to the array,
-# and a different program runs.
+# compiled the same program twice for the H200, without launching it. If Triton is told that n is divisible by 16, there
+# are 4 loads of 128 bits. If not, there are 16 loads of 32 bits, since the mask may end within a vector. Add one
+# element to the array, and a different program runs.
 #
-# For softmax the languages part ways. Triton is level with our best kernel, cuTile takes almost
+# For softmax the languages differ. Triton is as fast as our best kernel, cuTile takes almost
 # {{ words(cutile_over_triton) }} times as long, and PyTorch's own kernel twice{{ if near(torch_over_triton, 2, 0.12) }}
 # as long. PyTorch compiled takes {{ compiled_longer:.0% }} longer than Triton: `torch.compile` generates a Triton
 # kernel too, but one that reads the row twice, the second time from the cache.
@@ -275,16 +274,16 @@ pictures.languages(series.three_languages())  # the recording, if there is no GP
 pictures.over_tiles(series.tile_sizes())
 
 # %% [markdown]
-# With 16 elements most threads have nothing to do, and a block costs its start, however little it does. Half the tile
-# means twice as many blocks, and on the H200 twice{{ if near(tiles[0] / tiles[1], 2) }} the time. From 256
-# on{{ if halves_until_256 }}, two elements for each thread, memory is the limit and the size makes no difference.
+# With 16 elements most threads have nothing to do, and starting a block has a fixed cost, however little it does. Half
+# the tile means twice as many blocks, and on the H200 twice{{ if near(tiles[0] / tiles[1], 2) }} the time. From 256
+# on{{ if halves_until_256 }}, two elements per thread, memory is the limit and the size makes no difference.
 #
 # The second decision was the compiler's, and it explains cuTile's softmax. I compiled the program offline for the H200,
 # as `translate(..., output="cubin")` does, told tileiras 13.3 that the rows are well aligned, and read the machine
 # code. A block has 256 threads. Half of them compute, with 64 elements of the row in registers each; the other half
-# carry the result away with the tensor memory accelerator (lesson 10). Each thread has 255 registers{{ compiled }}, the
-# most there can be, so one block takes nearly all of an SM's registers. While that block computes, nothing is loaded,
-# and while it stores, nothing is computed. Triton's program has {{ triton_registers }} registers per thread with
+# store the result with the tensor memory accelerator (lesson 10). Each thread has 255 registers{{ compiled }}, the most
+# there can be, so one block takes nearly all of an SM's registers. While that block computes, nothing is loaded, and
+# while it stores, nothing is computed. Triton's program has {{ triton_registers }} registers per thread with
 # {{ triton_warps }} warps, a number that I chose in the launcher. Four of its blocks share an SM, and one can load
 # while another computes.
 #
@@ -305,7 +304,7 @@ table([(", ".join(f"{name} = {value}" for name, value in row["hints"].items()) o
 # half{{ if hints[2].ms / hints[0].ms < 0.5 }} the time, within a few percent of Triton and of our
 # kernel{{ if hinted_as_triton }}. Two blocks go two thirds{{ if near(two_blocks_share, 2 / 3) }} of the way. Eight are
 # slower than no hint at all{{ if hints[3].ms > hints[0].ms }}: what no longer fits into the registers is moved to
-# memory and back. One word to the compiler was worth more than anything I could have changed in the program.
+# memory and back. One hint to the compiler was worth more than anything I could have changed in the program.
 #
 # ## What each leaves to the compiler
 #
@@ -333,11 +332,11 @@ table([(", ".join(f"{name} = {value}" for name, value in row["hints"].items()) o
 #
 # - A test finds what its inputs contain. Random values from −10 to 10 say nothing about −200.
 # - A library call per row costs a launch per row. The loop around the calls was the slow part.
-# - A mask is a guard for a whole vector. The question stays the same: what happens to those who have no element?
+# - A mask is a guard for a whole vector. The question stays the same: what happens where there is no element?
 # - Padding is part of the algorithm: 0 for a sum, minus infinity for a maximum.
 # - Vector addition is too easy to compare languages with. Anything that keeps enough bytes in flight runs at the
 #   memory's speed.
-# - Where a compiler decides, ask it what it decided. Threads and registers of a block told me where to look.
+# - Where a compiler decides, ask it what it decided. The threads and registers of a block told me where to look.
 #
 # ## Resources
 #
@@ -350,13 +349,13 @@ table([(", ".join(f"{name} = {value}" for name, value in row["hints"].items()) o
 #
 # ## Try it
 #
-# - By trial, find the smallest x for which a row [−x, x] breaks `softmax_by_isamax`. Then explain its size.
+# - By trial, find the smallest x for which a row [−x, x] breaks `softmax_by_isamax`. Then explain its value.
 # - Copy `softmax_tiles` into a cell and leave out `padding_mode`. Predict the result for a row of 5 on the model, and
 #   say why cuTile promises nothing about it.
-# - The two curves over the size of a tile are on top of each other, and up to 128 they double with every step. What
-#   does that say about what the GPU is waiting for? How many blocks per second does the H200 start?
+# - The two curves over the size of a tile lie on top of each other, and up to 128 the bandwidth doubles with every
+#   step. What does that say about what the GPU is waiting for? How many blocks per second does the H200 start?
 # - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
-#   the two suffers from registers, and which from waiting.
+#   the two runs short of registers, and which spends its time waiting.
 #
 # Next: **histogram**, where thousands of threads share a few counters.
 

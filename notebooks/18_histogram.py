@@ -5,16 +5,16 @@
 #
 # You will learn
 #
-# - what goes wrong when threads that know nothing of each other add to the same counter
-# - what an atomic guarantees, and what it costs when many threads want the same address
+# - what goes wrong when threads add to the same counter without coordination
+# - what an atomic guarantees, and what it costs when many threads use the same address
 # - how private copies turn a long queue into a short one
 
 # %% [markdown]
 # ## The problem
 #
-# In every lesson so far a thread knew in advance where its result belonged. A *histogram* counts how often each value
+# In every lesson so far a thread knew in advance where its result would go. A *histogram* counts how often each value
 # occurs, and which counter, or *bin*, a thread has to increment depends on the element that it has just read. Here is a
-# kernel that does it in the obvious way.
+# kernel that does this in the obvious way.
 
 # %%
 import numpy as np
@@ -43,23 +43,22 @@ print(*report.races, sep="\n")
 
 # %% [markdown]
 # `out[x[i]] += 1` is three steps: read, add, write. If two threads both read 5, both write 6, and one element is lost.
-# The 32 lanes of a warp even read together and write together, so that a warp adds 1 where it should add 32. Expect
-# anything from 1 to 4, at most one for each of the four warps. The CPU device runs one thread after the other and would
-# happen to get 128.
+# The 32 lanes of a warp even read together and write together, so a warp adds 1 where it should add 32. Expect anything
+# from 1 to 4, at most one per warp. The CPU device runs one thread after another and would happen to get 128.
 
 # %% [markdown]
 # ## Atomics
 #
 # An *atomic* performs all three steps as one: no other thread can touch the element between its read and its write.
-# That is all it guarantees. It says nothing about the order in which threads get their turn, and it is not a barrier.
+# That is all it guarantees. It does not order the threads, and it is not a barrier.
 
 # %%
 show_source(histogram.histogram_global_kernel)
 
 # %% [markdown]
-# An atomic on global memory is carried out in the L2 cache, which all SMs share. Atomics on different addresses run
-# side by side, while those on the same address form a queue. So the time depends on the data, as it did for the
-# branches of lesson 02.
+# An atomic on global memory is carried out in the L2 cache, which all SMs share. Atomics on different addresses run in
+# parallel, while those on the same address form a queue. So the time depends on the data, as it did for the branches of
+# lesson 02.
 #
 # To see it, let none, half or all of 2,048 elements have the same value, and the others be spread evenly over 256 bins.
 # How many atomics does the kernel make in each case, and how many of a warp's 32 lanes meet in one bin?
@@ -82,8 +81,9 @@ table(rows, {"equal": ".0%", "atomics": ",d", "longest queue of a warp": ".1f", 
 # %% [markdown]
 # ## Private bins
 #
-# The cure is not to share until the end. Every block gets its own histogram in shared memory, where atomics are faster
-# and other blocks do not queue. When it has counted all of its elements, it adds its bins to those in global memory.
+# The solution is not to share until the end. Every block gets its own histogram in shared memory, where atomics are
+# faster and other blocks do not queue. When a block has counted all of its elements, it adds its bins to those in
+# global memory.
 
 # %% tags=["hide-input"]
 pictures.private_bins()
@@ -111,8 +111,8 @@ private = {f"shared, {blocks} blocks": (histogram.histogram_shared_kernel[blocks
 atomics(one_histogram | private)
 
 # %% [markdown]
-# At most blocks times bins; empty bins cost nothing. With one block for every 256 elements little would be saved, so
-# there should be only as many blocks as the SMs can hold.
+# At most blocks times bins; empty bins cost nothing. With one block per 256 elements little would be saved, so there
+# should be only as many blocks as the SMs can hold.
 #
 # How much is it worth on the H200? Predict the factor for random values, and say whether it will be larger or smaller
 # when all elements are equal.
@@ -131,18 +131,19 @@ table([(name, us(name, 0), us(name, 100)) for name in ("global", "shared")],
 # %% [markdown]
 # A factor of {{ global_over_shared:.0f }} for random values, and {{ equal_over_shared:.0f }} for equal ones. The
 # atomics on global memory take nearly three{{ if near(global_slowdown, 2.85) }} times as long when all meet in one bin.
-# Those on shared memory do not care{{ if unaffected }}, although all 32 lanes of a warp address the same bin. Why not?
+# Those on shared memory take the same time{{ if unaffected }}, although all 32 lanes of a warp address the same bin.
+# Why not?
 #
 # The answer is in the machine code. An atomic that adds the constant 1 in shared memory, and whose result is not used,
-# is compiled to `ATOMS.POPC.INC`. That instruction counts the lanes with the same bin and adds their number in one
-# step. The hardware joins equal lanes all by itself.
+# is compiled to `ATOMS.POPC.INC`. That instruction counts the lanes with the same bin and adds the count in one step.
+# The hardware combines equal lanes by itself.
 
 # %% [markdown]
 # ## Two ideas that do not pay
 #
 # There are two more ways to shorten a queue. With *a histogram for each warp*, the warps of a block do not queue for
-# the same bin either. And the lanes of a warp can join in software: `match_any_sync` tells each lane which others hold
-# the same value, the lowest of them adds their number, and 32 equal values cost one atomic.
+# the same bin either. And equal lanes of a warp can be joined in software: `match_any_sync` tells each lane which
+# others hold the same value, the lowest of them adds their count, and 32 equal values cost one atomic.
 
 # %%
 show_source(histogram.histogram_matched_kernel)
@@ -153,7 +154,7 @@ by_warps = {"a histogram per warp": (histogram.histogram_copies_kernel[2, 256, 0
 atomics(by_warps)
 
 # %% [markdown]
-# For equal values, joining lanes leaves one atomic in 32. Knowing what the hardware does anyway, what do you expect of
+# For equal values, joining lanes leaves one atomic in 32. Given what the hardware does anyway, what do you expect of
 # the two on a GPU?
 
 # %%
@@ -161,8 +162,8 @@ table([(name, us(name, 0), us(name, 100)) for name in ("shared", "copies", "matc
       {"": "", "random, us": ",.0f", "all equal, us": ",.0f"})
 
 # %% [markdown]
-# A histogram per warp saves nothing{{ if copies_gain_nothing }}: the queue that it shortens was not what the kernel
-# waited for. And joining lanes in software is {{ words(matched_slowdown) }} times slower for random values, because
+# A histogram per warp saves nothing{{ if copies_gain_nothing }}: the kernel was not waiting for the queue that this
+# shortens. And joining lanes in software is {{ words(matched_slowdown) }} times slower for random values, because
 # `match_any_sync` goes through the different values of a warp one after another. It competes with an instruction that
 # does the job for free.
 
@@ -176,8 +177,8 @@ table([(name, us(name, 0), us(name, 100)) for name in ("shared", "copies", "matc
 agree(HISTOGRAM)
 
 # %% [markdown]
-# Every rung counts right, empty bins and equal elements included. How close does the last one come to the bound, which
-# is that every byte is read once?
+# Every rung counts correctly, empty bins and equal elements included. How close does the last one come to the bound,
+# one read of every byte?
 
 # %%
 def times(op, **size):
@@ -198,17 +199,16 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # The one to beat is CUB, NVIDIA's library of such algorithms in CUDA C++. On the H200 it takes
 # {{ us['histogram', 'CUB', 0]:.0f }} us for random values where the last rung takes
 # {{ us['histogram', 'vectorized', 0]:.0f }}, and {{ us['histogram', 'CUB', 100]:.0f }} for equal ones, not far from the
-# bound of {{ bound_us:.0f }}. The last rung needs {{ clocks_per_atomic:.1f }} clocks of an SM for every atomic of a
-# warp, at 1.98 GHz{{ hardware }}, for random and for equal values. All times here are from CUDA graphs, except the
-# longest.
+# bound of {{ bound_us:.0f }}. The last rung needs {{ clocks_per_atomic:.1f }} clocks of an SM per atomic of a warp, at
+# 1.98 GHz{{ hardware }}, for random and for equal values. All times here are from CUDA graphs, except the longest.
 
 # %% [markdown]
 # ## What I learned
 #
-# - `+= 1` is three steps, and a warp takes each of them with all of its lanes.
-# - Atomics on one address queue. In shared memory the hardware joins lanes that add 1.
-# - A private copy for every block replaces many contended atomics with a few.
-# - Two clever ways to shorten a queue did not pay, because it was not the queue that the kernel waited for.
+# - `+= 1` is three steps, and all lanes of a warp take each step together.
+# - Atomics on one address queue. In shared memory the hardware combines lanes that add 1 to the same bin.
+# - A private copy per block replaces many contended atomics with a few.
+# - Two clever ways to shorten a queue did not pay, because the kernel was not waiting for the queue.
 
 # %% [markdown]
 # ## Resources

@@ -7,7 +7,7 @@
 #
 # - how a running sum, which looks like one long chain of additions, is computed in a few steps
 # - why fewer additions can take more time
-# - how one pass over the data can be enough, although every block needs the result of all blocks before it
+# - how one pass over the data can be enough, although every block needs the results of all blocks before it
 
 # %% [markdown]
 # ## The problem
@@ -19,8 +19,8 @@
 # $$\text{exclusive: } \text{out}_i = x_0 + \dots + x_{i-1}$$
 #
 # It tells threads where to write. Suppose that some elements of an array are kept and the others dropped. Mark those
-# that are kept with 1. The exclusive scan of these flags is the place of each of them in the output, and every thread
-# can write its element without regard to the others.
+# that are kept with 1 and the others with 0. The exclusive scan of these flags is the place of each kept element in the
+# output, and every thread can write its element independently of the others.
 
 # %%
 import numpy as np
@@ -36,22 +36,23 @@ pictures.compaction()
 
 # %% [markdown]
 # This is *compaction*, and we will come back to it. But a scan looks like a chain: each result is the one before it
-# plus one more element. A reduction needed only the last of these sums, so a tree was possible. Here we want them all.
+# plus one more element. A reduction needed only the last of these sums, so a tree was possible. Here we want all of
+# them.
 
 # %% [markdown]
 # ## Prediction
 #
-# Try it on paper with eight elements and eight threads, which may all add in the same step. In how many steps can it be
-# done, and with how many additions in all?
+# Try it on paper with eight elements and eight threads, all of which may add in the same step. In how many steps can it
+# be done, and with how many additions in all?
 
 # %% tags=["hide-input"]
 pictures.steps()
 
 # %% [markdown]
 # This is the algorithm of Hillis and Steele. In the first step each element adds its left neighbour, in the second step
-# the element two to the left, then the one four to the left. After step $k$ every element holds the sum of the $2^k$
-# elements that end with it, so $n$ elements need $\log_2 n$ steps. Each step has two barriers: a thread must not store
-# its new sum before its neighbour has read the old one.
+# the element two to the left, then the one four to the left. After step $k$ every element holds the sum of (up to)
+# $2^k$ elements, itself the last, so $n$ elements need $\log_2 n$ steps. Each step has two barriers: a thread must not
+# store its new sum before its neighbour has read the old one.
 
 # %%
 show_source(scan_blocks.make_scan_hillis_steele(float32))
@@ -60,7 +61,7 @@ show_source(scan_blocks.make_scan_hillis_steele(float32))
 # ## Fewer additions
 #
 # The steps are few, but the work is not. A loop would add $n - 1$ times; here nearly all threads add in every step.
-# Blelloch's algorithm gets by with about $2n$ additions. It goes up a tree as a reduction does, and then down again.
+# Blelloch's algorithm needs only about $2n$ additions. It goes up a tree as a reduction does, and then down again.
 
 # %% tags=["hide-input"]
 pictures.tree()
@@ -70,8 +71,8 @@ pictures.tree()
 # every node holds the sum of everything to the left of its range. The left child gets that sum unchanged; the right
 # child gets it plus the sum of the left child. The result is an exclusive scan.
 #
-# For 1,024 elements, how many additions does each algorithm make? And since the elements that are added in one step are
-# 2, 4, 8, … apart, which of the two will have to wait for the 32 banks of shared memory?
+# For 1,024 elements, how many additions does each algorithm make? And which of the two makes neighbouring threads
+# access elements that are 2, 4, 8, … apart, so that they wait for the 32 banks of shared memory?
 
 # %%
 rows = []
@@ -97,14 +98,14 @@ x, out, totals = np.arange(1, 65, dtype=np.int32), np.zeros(64, np.int32), np.ze
 observe(scan_blocks.make_scan_blelloch(int32, False)[1, 32, 0, 4 * 64], x, out, totals, np.bool_(True)).play()
 
 # %% [markdown]
-# In the middle ones, at the top of the tree, where a single thread is at work and the others wait at its barriers.
+# In the middle ones, at the top of the tree, where a single thread works and the others wait at the barriers.
 
 # %% [markdown]
 # ## Within a warp, by shuffles
 #
-# Within a warp none of this is needed. `shfl_up_sync` gives each lane the value of a lane below it, so five steps of
+# Within a warp none of this is needed. `shfl_up_sync` gives each lane the value of a lower lane, so five steps of
 # Hillis and Steele need neither shared memory nor barriers. The additions that a tree would save cost nothing here,
-# because the lanes that make them would have to wait anyway. A block works in two levels, as in lesson 15: each warp
+# because the lanes that make them would otherwise be idle. A block works in two levels, as in lesson 15: each warp
 # scans its own values, then every warp scans the sums of the warps.
 
 # %%
@@ -113,15 +114,15 @@ show_source(scan_blocks.scan_functions(float32)[0])
 # %% [markdown]
 # ## Many blocks
 #
-# A block scans one *tile*. The sum of all tiles before it must then be added to it. Blocks cannot meet at a barrier,
-# but the end of a launch is one:
+# A block scans one *tile*. The sum of all tiles before it must then be added to it. `syncthreads` does not reach beyond
+# a block, but the end of a launch is a barrier for all blocks:
 #
 # 1. each block scans its tile, writes it, and writes the tile's total;
 # 2. the totals are scanned exclusively, which is a much smaller scan by the same kernel;
 # 3. each block adds to its tile the sum of everything before it.
 #
 # It could also be done the other way round: the first kernel only adds up its tile, and the third one reads `x` again,
-# scans it, and adds what comes before. How many bytes does each version move for every int32?
+# scans it, and adds what comes before. How many bytes does each version move per int32?
 
 # %%
 def bytes_moved(launcher, elements=2 * scan.TILE):
@@ -164,7 +165,7 @@ show_source(scan.look_back_functions(int32)[0])
 # %% [markdown]
 # Three details make this right on every GPU.
 #
-# - The value and the flag that says what the value means are one word of 64 bits, written by one atomic. So no reader
+# - The value and the flag that says what the value means are in one 64-bit word, written by one atomic. So no reader
 #   can see a new flag with an old value. With two arrays, both sides would need `cuda.threadfence()`.
 # - The word is read by an atomic as well, one that adds 0. An ordinary load in a loop may be answered by the L1 cache
 #   for ever, or be moved out of the loop by the compiler.
@@ -182,8 +183,9 @@ show_source(scan.make_look_back(int32, False))
 print(f"a single pass: {bytes_moved(scan.scan_look_back):5.2f} bytes per element")
 
 # %% [markdown]
-# Hardly more than eight. One price remains for float32: the sum depends on the order of the additions, and that depends
-# on how far a block happened to look back, so two runs may differ in the last digits. With integers they cannot.
+# Hardly more than eight. For float32 there is still a price: the sum depends on the order of the additions, and that
+# depends on how far a block happened to look back, so two runs may differ in the last digits. With integers they
+# cannot.
 
 # %% [markdown]
 # ## The climb
@@ -195,8 +197,8 @@ agree(SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_warps",
       sizes=({"N": 1}, {"N": 1025}, {"N": 20_481}))
 
 # %% [markdown]
-# They do. Additions, bank conflicts, bytes: which of the three decides for a long array on a GPU? PyTorch calls CUB,
-# whose scan is a single pass with look-back, too.
+# They do. Additions, bank conflicts, bytes: which of the three matters most for a long array on a GPU? PyTorch calls
+# CUB, whose scan is also a single pass with look-back.
 #
 # Predict which rung will be slowest, and which step will be worth the most.
 
@@ -211,15 +213,16 @@ plots.ladder(ladder(SCAN, {"N": 2**27}) if device.on_gpu() else recorded, record
 # is the next one, a factor of {{ reduce_first_gain:.1f }}. Fewer bytes explain {{ 16 / 12:.1f }} of it; the rest comes
 # with 16 elements per thread in wide loads.
 #
-# The first look-back moves even fewer bytes, and yet it is slower than that rung{{ if look_back_slower }}: one thread
-# walks back tile by tile while its block waits. In the last rung a warp looks at 32 tiles in one step. It reaches
+# The first look-back moves even fewer bytes, yet it is slower than that rung{{ if look_back_slower }}: one thread walks
+# back tile by tile while its block waits. In the last rung a warp looks at 32 tiles in one step. It reaches
 # {{ of_bound:.0% }} of the bound, and CUB takes {{ cub_over_ours:.1f }} times as long.
 
 # %% [markdown]
 # ## A sort in five launches
 #
-# Back to the question of the beginning. To sort bytes, a histogram says how many elements have each value, its
-# exclusive scan says where each value begins, and every element takes the next free place of its value.
+# Back to the question at the beginning: where does each element go? To sort bytes, a histogram says how many elements
+# have each value, its exclusive scan says where each value begins, and every element goes to the next free place of its
+# value.
 
 # %%
 @cuda.jit
@@ -238,7 +241,7 @@ print("sorted:", np.array_equal(out.copy_to_host(), np.sort(values)))
 
 # %% [markdown]
 # The atomic returns the old value of the counter, and that is the place. Which of two equal elements comes first is
-# left open. For bare bytes that does not matter, but *radix sort* sorts longer keys digit by digit, from the lowest
+# undefined. For bare bytes that does not matter, but *radix sort* sorts longer keys digit by digit, from the lowest
 # digit to the highest, and elements with equal digits must keep their order. So it replaces the atomic with scans
 # inside each block.
 
@@ -246,8 +249,8 @@ print("sorted:", np.array_equal(out.copy_to_host(), np.sort(values)))
 # ## What I learned
 #
 # - Fewer steps, fewer additions and fewer bytes are three different goals, and each has its own algorithm.
-# - For a long array bytes decide, but only once the block's own scan is out of the way.
-# - A block may wait for another one if it is certain that the other has started.
+# - For a long array the number of bytes decides, but only once the scan within a block is fast.
+# - A block may wait for another one only if the other is certain to have started.
 
 # %% [markdown]
 # ## Resources

@@ -5,16 +5,16 @@
 #
 # You will learn
 #
-# - what it saves to merge three kernels into one: on paper, counted, and measured
-# - what is saved by not reading what a mask hides
-# - why a kernel that reads a row three times can move it through memory once and still be slow
+# - what merging three kernels into one saves: on paper, counted, and measured
+# - how much is saved by not reading what a mask hides
+# - why a kernel that moves hardly more bytes than it must can still be slow
 
 # %% [markdown]
 # ## The problem
 #
 # A language model cuts its text into *tokens*, words or pieces of words, and *attention* compares every token of a
-# sequence with the others (lesson 24). The token that compares is the *query*, those that it is compared with are the
-# *keys*, and a *score* says how well the two match. Then three things happen to the scores:
+# sequence with the others (lesson 24). The token that is compared is the *query*, those that it is compared with are
+# the *keys*, and a *score* says how well the two match. Then three things happen to the scores:
 #
 # $$P = \text{softmax}(\text{scale} \cdot X + \text{mask})$$
 #
@@ -36,21 +36,21 @@ pictures.masks()
 
 # %% [markdown]
 # *Padding* is for *batches*, several sequences that are computed in one pass: sequences of different lengths are stored
-# as if they had the same, and what is beyond the end of a sequence is hidden. All three masks leave the first columns
-# of a row visible, so all that a kernel needs is one number per row: how many columns the row sees.
+# as if they had the same length, and what is beyond the end of a sequence is hidden. All three masks leave the first
+# columns of a row visible, so all that a kernel needs is one value per row: how many columns are visible.
 
 # %% [markdown]
 # ## Three kernels
 #
-# The plain way is one kernel for each step. The first multiplies each score by the scale, the second applies the mask,
-# and the third is the softmax with two trees from lesson 16. Here is the second.
+# The plain way is one kernel per step. The first multiplies each score by the scale, the second applies the mask, and
+# the third is the softmax with two trees from lesson 16. Here is the second.
 
 # %%
 show_source(ms.mask_kernel)
 
 # %% [markdown]
-# How often do the three together read the whole array, and how often do they write it? And what would be left if one
-# kernel did everything?
+# How often do the three together read the whole array, and how often do they write it? And how many passes would be
+# left if one kernel did everything?
 
 # %%
 scores = np.random.default_rng(0).standard_normal((1, 64, 64), dtype=np.float32)
@@ -69,16 +69,16 @@ table([("three kernels", *passes("unfused")), ("at best", 1, 1)], {"": "", "read
       "Passes over the array")
 
 # %% [markdown]
-# The scaling reads one pass and writes one. The mask only writes, half a pass, since what is hidden need not be read to
-# be overwritten. The softmax reads three and writes two. Together that is seven and a half, against two at best, or one
-# and a half if what is hidden is not read.
+# Scaling takes one pass to read and one to write. The mask only writes, half a pass, since what is hidden need not be
+# read to be overwritten. Softmax takes three passes to read and two to write. Together that is seven and a half,
+# against two at best, or one and a half if what is hidden is not read.
 
 # %% [markdown]
 # ## One kernel
 #
-# *Fusing* the three means that nothing but the result is stored. The most direct way, printed for instance in an
-# unsigned report with the title *Fused Attention Softmax Accelerator GPT 2 Inference*, is a softmax in three loops that
-# each scale and mask what they load:
+# *Fusing* the three means that only the result is stored. The most direct way, printed for instance in an unsigned
+# report with the title *Fused Attention Softmax Accelerator GPT 2 Inference*, is a softmax in three loops that each
+# scale and mask what they load:
 
 # %%
 show_source(ms.masked_softmax_three_read_kernel)
@@ -97,16 +97,16 @@ for digits in (".6f", ".1e"):
     print(f"largest difference {difference:{digits}}, sum of a row off by {abs(expected.sum(-1) - 1).max():{digits}}")
 
 # %% [markdown]
-# Nearly. Printed with six decimals, everything below half a millionth looks like zero. The rows are added up in a
-# different order, so the last bits may differ. But two kernels that agree may both be wrong; the test that counts is
-# the one against NumPy in float64, further down.
+# Nearly. The rows are added up in a different order, so the last bits may differ. Printed with six decimals, everything
+# below half a millionth looks like zero. But two kernels that agree may both be wrong; the test that counts is the one
+# against NumPy in float64, further down.
 
 # %% [markdown]
 # ## Leave out what is hidden
 #
 # Under a causal mask a row sees half{{ if near(1025 / 2048, 0.5) }} of its columns on average. The kernel above loads
 # the other half as well, three times, only to replace it by $-\infty$. Since every mask leaves the first columns, a
-# loop can simply end there: the loops of `bounded` run to `visible` instead of `size`. How many passes will that leave?
+# loop can simply end there: the loops of `bounded` run to `visible` instead of `size`. How many passes does that leave?
 
 # %%
 names = ("unfused", "three_read", "bounded")
@@ -119,9 +119,9 @@ plots.traffic({name: passes(name) for name in names}, "A loop that ends at the m
 # %% [markdown]
 # ## One pass
 #
-# A row of up to 1,024 elements fits into the registers of a single warp, 32 for each lane. Then there is no shared
-# memory and no barrier at all, and each score is loaded once. Here is the kernel, and `make_row`, which makes its three
-# device functions.
+# A row of up to 1,024 elements fits into the registers of a single warp, 32 per lane. Then there is no shared memory
+# and no barrier at all, and each score is loaded once. Here is the kernel, and `make_row`, which makes its three device
+# functions.
 
 # %%
 show_source(ms.ALIGNED[1])
@@ -130,9 +130,9 @@ show_source(ms.ALIGNED[1])
 show_source(ms.make_row)
 
 # %% [markdown]
-# With `vec4`, eight loads of four neighbours each come first, and a lane whose four are all hidden does not load. The
-# factor $\log_2 e$ of the exponential is part of `factor`, so both take one multiplication. At the end every column
-# gets a value; the hidden ones get zeros without having been looked at.
+# With `vec4`, eight loads of four neighbours each come first, and a lane skips a load if all four are hidden. The
+# factor $\log_2 e$ of the exponential is part of `factor`, so both cost one multiplication. At the end every column
+# gets a value; the hidden ones get zeros.
 #
 # That can be tested. Let us put NaN wherever the mask is. What should happen to the result?
 
@@ -144,9 +144,10 @@ print(f"{np.isnan(result.copy_to_host()).sum()} NaN, largest difference from the
       f"{np.abs(result.copy_to_host() - expected).max():.1e}")
 
 # %% [markdown]
-# Nothing: not one NaN comes through. Now against NumPy, under all three masks, with sizes that are no multiple of four,
-# which go to a kernel that loads one element at a time. The tests also run rows of more than 1,024 elements, which go
-# to a block, and rows that see nothing at all: this kernel returns zeros there, PyTorch NaN. Do all of them agree?
+# Nothing: not one NaN comes through. Now against NumPy, under all three masks, also with sizes that are no multiple of
+# four, for which a kernel loads one element at a time. The tests also run rows of more than 1,024 elements, each
+# handled by a block, and rows in which nothing is visible: this kernel returns zeros there, PyTorch NaN. Do all of them
+# agree?
 
 # %%
 sizes = ({"B": 1, "S": 4}, {"B": 3, "S": 20}, {"B": 2, "S": 64}, {"B": 1, "S": 257})
@@ -163,8 +164,8 @@ agree(MASKED_SOFTMAX_CAUSAL, sizes=sizes)
 # %% [markdown]
 # ## The bytes, measured
 #
-# On a GPU, caches stand between what threads request and what memory delivers. Nsight Compute counts what really came.
-# `three_read` requests three passes. How many does memory have to deliver?
+# On a GPU, caches stand between what threads request and what memory delivers. Nsight Compute counts what memory really
+# delivered. `three_read` requests three passes. How many does memory have to deliver?
 
 # %%
 moved = {}
@@ -176,32 +177,31 @@ plots.traffic(moved, "Memory delivers three reads of a row only once", "passes o
               place="Measured on an H200 by ncu, 64 matrices of 1,024 x 1,024")
 
 # %% [markdown]
-# One. A row is 4 KB, and when the second loop comes, it is still in a cache. So `three_read` uses memory as sparingly
-# as it can without skipping what is hidden, and yet it takes {{ words(three_read_slowdown) }} times as long as
-# `single_read`. Skipping is not the reason either: `bounded` reads {{ words(bounded_share) }} of the scores from
-# memory, as much as `single_read`, and takes twice{{ if near(ms['bounded'] / ms['single_read'], 2) }} as long.
+# One. A row is 4 KB, and when the second loop starts, it is still in a cache. So `three_read` moves as few bytes as it
+# can without skipping what is hidden, and yet it takes {{ words(three_read_slowdown) }} times as long as `single_read`.
+# Skipping is not the explanation either: `bounded` reads {{ words(bounded_share) }} of the scores from memory, as much
+# as `single_read`, and takes twice{{ if near(ms['bounded'] / ms['single_read'], 2) }} as long.
 #
 # PyTorch's three calls, the last bar, move about {{ words(moved / scores) }} times the size of the scores. (A little
 # less is written than one would think: when a kernel ends, its last {{ min(left) / 1e6:.0f }} to
-# {{ max(left) / 1e6:.0f }} MB are still on their way, in the L2 cache.)
+# {{ max(left) / 1e6:.0f }} MB are still in the L2 cache.)
 #
-# If not bytes, what does `bounded` wait for?
+# If not for bandwidth, what does `bounded` wait for?
 
 # %%
 counters.profile("masked_softmax_causal")
 
 # %% [markdown]
-# For loads, and for barriers. Its loops hold one load each, so a warp has a single load in flight, and it computes
-# every exponential twice. `single_read` has fewer warps, half{{ if near(single_read_occupancy, 0.5) }} of what would
-# fit, and no barrier. But each of its lanes has eight loads of 16 bytes in flight. This is the lesson of the climb in
-# lesson 15: loads in flight, not occupancy.
+# For loads, and for barriers. Each of its loops has one load per iteration, so a warp has a single load in flight, and
+# it computes every exponential twice. `single_read` has fewer warps, half{{ if near(single_read_occupancy, 0.5) }} of
+# the maximum, and no barrier. But each of its lanes has eight loads of 16 bytes in flight. This is the lesson of the
+# climb in lesson 15: loads in flight, not occupancy.
 
 # %% [markdown]
 # ## The climb
 #
 # Here is the ladder for 64 matrices with a causal mask. Three PyTorch calls are an easy target; `torch.compile` fuses
-# them into one Triton kernel by itself. Which of the two does `single_read` beat, and can you think of a reason why it
-# should beat the second?
+# them into one Triton kernel by itself. Which of the two does `single_read` beat, and if it beats the second, why?
 
 # %% tags=["hide-input"]
 plots.ladder(ladder(MASKED_SOFTMAX_CAUSAL))
@@ -244,7 +244,7 @@ pictures.launch_floor(measure.recorded_series("masked_softmax_sizes", gpu="NVIDI
 # %% [markdown]
 # ## As an operator of PyTorch
 #
-# To be of use, a kernel must be easy to call. `labkit.kernels.softmax.torch_op` turns it into a PyTorch operator:
+# To be useful, a kernel must be easy to call. `labkit.kernels.softmax.torch_op` turns it into a PyTorch operator:
 # tensors in and out, on PyTorch's stream, with a derivative, and known to `torch.compile`.
 
 # %%
@@ -271,22 +271,22 @@ else:
 # - What threads request is not what memory delivers. The third pass over a row of 4 KB comes from a cache, and it still
 #   costs time.
 # - Full occupancy is not the goal. Loads in flight are.
-# - If two sizes take the same time, it is not the work that was timed.
+# - If two sizes take the same time, what was timed is not the work.
 
 # %% [markdown]
 # ## Resources
 #
-# - [M. Shoeybi et al.: Megatron-LM (2019)](https://arxiv.org/abs/1909.08053), whose fused kernels do the same
+# - [M. Shoeybi et al.: Megatron-LM (2019)](https://arxiv.org/abs/1909.08053), whose fused kernels do the same thing
 # - *Fused Attention Softmax Accelerator GPT 2 Inference*, a report without author, date or address
 # - [PyTorch: Custom Operators](https://pytorch.org/tutorials/advanced/python_custom_ops.html)
 
 # %% [markdown]
 # ## Try it
 #
-# - `passes` always has a causal mask. Take it away: which of the three launchers request more, and by how much?
+# - `passes` always uses a causal mask. Remove it: which of the three launchers request more, and by how much?
 # - How many blocks of `single_read` would fit on a multiprocessor if a thread needed 64 registers{{ example }}? Predict
 #   it, then call `occupancy.blocks(occupancy.H200, 128, 64, 0)` from `labkit.device`.
-# - In the cell with NaN, use `masked_softmax_three_read`. Why does it come out right, although it loads the NaN?
+# - In the cell with NaN, use `masked_softmax_three_read`. Why is the result right, although it loads the NaN?
 #
 # Next: **LayerNorm**, where two sums are needed and the second depends on the first.
 

@@ -4,8 +4,8 @@ This is a causal softmax with one thread per row. It is right for every random m
 its first rows came out as NaN.
 """
 
-HINTS = ("Row 0 sees one score. What is its exponential if the largest score of the whole row is 200 higher?",
-         "exp(-200) is 0 in float32. If all that a row sees is that far below the maximum, its sum is 0, too.",
+HINTS = ("In row 0 one score is visible. What is its exponential if the largest score of the whole row is 200 higher?",
+         "exp(-200) is 0 in float32. If all visible scores of a row are that far below the maximum, the sum is 0, too.",
          "The loop for the largest has to end where the other loop ends: range(q + 1).")
 POINTS = 2
 NEEDS = ("left_padding",)
@@ -95,12 +95,12 @@ EXERCISE = KernelExercise(
     domain=(*of(0, *EXPONENTIALS), hidden_above(_causal_seen)),
     tolerance=lambda scores: few_roundings(scores, _causal_seen(scores)),
     wrong={
-        "the largest is looked for among hidden scores, too: next to it all others vanish":
+        "the search for the largest includes hidden scores, next to which all others vanish":
             Edit("for k in range(q + 1):\n"
                  "    largest = max(largest, scores[b, q, k])",
                  "for k in range(size):\n"
                  "    largest = max(largest, scores[b, q, k])"),
-        "the diagonal is left out: a query sees its own key": largest_without_the_diagonal,
+        "the diagonal is left out, but a query sees its own key": largest_without_the_diagonal,
         "hidden scores count in the sum":
             Edit("for k in range(q + 1):\n"
                  "    total += math.exp(scores[b, q, k] - largest)",
@@ -111,7 +111,7 @@ EXERCISE = KernelExercise(
                  "    largest = max(largest, scores[b, q, k])",
                  "largest = float32(0.0)"),
         "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "the score of the query's own key stands in for the largest":
+        "the score of the query's own key is used as the largest":
             Edit("for k in range(q + 1):\n"
                  "    largest = max(largest, scores[b, q, k])",
                  "largest = scores[b, q, q]"),

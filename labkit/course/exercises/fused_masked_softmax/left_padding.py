@@ -1,16 +1,16 @@
 """Padding on the left
 
-When a model writes, all sequences of a batch have to end in the same column, where the next token goes. So the padding
-comes first: sequence b sees the keys from `size - lengths[b]` on, and those before are hidden and get the probability
-0. A row of five scores with the length 2, for example, has three zeros and then two probabilities.
+When a model generates text, all sequences of a batch have to end in the same column, where the next token goes. So the
+padding comes first: in sequence b the keys from `size - lengths[b]` on are visible, and those before are hidden and get
+the probability 0. A row of five scores with the length 2, for example, has three zeros and then two probabilities.
 
-`scores` and `out` are (B, S, S), and each thread has one row, query q of sequence b. Write the three loops: the largest
-score that is seen, the sum of exponentials, and the quotients.
+`scores` and `out` are (B, S, S), and each thread handles one row, query q of sequence b. Write the three loops: the
+largest visible score, the sum of exponentials, and the quotients.
 """
 
-HINTS = ("For a row of 5 and a length of 2: which keys are seen? And what has to be stored at the other three?",
-         "The softmax of lesson 16 with loops that begin at first. Only the last loop runs over all keys, and stores 0 "
-         "before first.",
+HINTS = ("For a row of 5 and a length of 2: which keys are visible? And what has to be stored at the other three?",
+         "The softmax of lesson 16 with loops that begin at `first`. Only the last loop runs over all keys, and stores "
+         "0 before `first`.",
          "for k in range(first, size) for the largest and for the sum; then for k in range(size): out[b, q, k] = ... "
          "if k >= first else float32(0.0).")
 POINTS = 2
@@ -92,13 +92,13 @@ EXERCISE = KernelExercise(
         "what is hidden is never written (check fills `out` with NaN)":
             Edit("for k in range(size):", "for k in range(first, size):",
                  "total if k >= first else float32(0.0)", "total"),
-        "one key too many is seen": Edit("first = size - lengths[b]", "first = max(size - lengths[b] - 1, 0)"),
-        "the length is taken from the query's number, not from the sequence":
+        "one key too many is visible": Edit("first = size - lengths[b]", "first = max(size - lengths[b] - 1, 0)"),
+        "the length is looked up by the query's index, not by the sequence's":
             Edit("first = size - lengths[b]", "first = size - lengths[q % lengths.size]"),
         "nothing is subtracted, and exp of a large score is infinite":
             Edit("largest = max(largest, scores[b, q, k])", "largest = float32(0.0)"),
         "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "the score of the query's own key stands in for the largest":
+        "the score of the query's own key is used as the largest":
             Edit("for k in range(first, size):\n"
                  "    largest = max(largest, scores[b, q, k])",
                  "largest = scores[b, q, q]"),

@@ -1,14 +1,14 @@
 """Predict: what is loaded
 
-In a matrix of 32 × 32 with a causal mask, row q sees q + 1 scores. How many scores do all threads together load in the
-three fused kernels of the lesson? `single_read` loads groups of four neighbours, and only those whose first score is
-seen.
+In a matrix of 32 × 32 with a causal mask, q + 1 scores of row q are visible. How many scores do all threads together
+load in the three fused kernels of the lesson? `single_read` loads groups of four neighbours, and only those whose first
+score is visible.
 """
 
-HINTS = ("How many scores does row 9 see, and how many groups of four is that?",
+HINTS = ("How many scores of row 9 are visible, and how many groups of four is that?",
          "1 + 2 + ... + 32 is 32 * 33 / 2. For the groups: rows 0 to 3 load 4 scores each, rows 4 to 7 load 8, and so "
          "on to 32.",
-         "three_read: three times all. bounded: three times 528. single_read: 4 * (4 + 8 + ... + 32).")
+         "three_read: three times 32 * 32. bounded: three times 528. single_read: 4 * (4 + 8 + ... + 32).")
 POINTS = 2
 
 # %%
@@ -47,10 +47,10 @@ EXERCISE = PredictionExercise(
     name="predict_masked_loads",
     truth=_loads,
     how={"three_read": "Each of its three loops loads all 32 x 32 scores, hidden or not.",
-         "bounded": "Of row q the first q + 1 scores are loaded, three times. Sum over q from 0 to 31.",
+         "bounded": "The first q + 1 scores of row q are loaded three times. Sum over q from 0 to 31.",
          "single_read": "A row is loaded in groups of four: the next multiple of four from q + 1 on. Four rows, one "
                         "after the other, load the same."},
     wrong={"one loop each": {"three_read": 1024, "bounded": 528, "single_read": 576},
            "groups of four forgotten": {"three_read": 3072, "bounded": 1584, "single_read": 528},
-           "half of the square, without the diagonal": {"three_read": 3072, "bounded": 1488, "single_read": 576}},
+           "half of the matrix, without the diagonal": {"three_read": 3072, "bounded": 1488, "single_read": 576}},
 )

@@ -1,12 +1,12 @@
 r"""From a blank page: the way back
 
-To train a model, one needs the derivative of the loss with respect to each score. `p` holds the probabilities of a row
+Training a model requires the derivative of the loss with respect to each score. `p` holds the probabilities of a row
 and `g` the derivatives with respect to those. Then
 
 $$\text{out}_{r,c} = \text{scale} \cdot p_{r,c} \, \left(g_{r,c} - \sum_k p_{r,k} \, g_{r,k}\right)$$
 
-Write `softmax_backward(p, g, scale, out)` from the decorator down. All arrays are (R, C), a warp computes a row, and a
-block has two warps. Where the mask was, p is 0, and so is the result: the kernel need not know the mask.
+Write `softmax_backward(p, g, scale, out)` from the decorator down. `p`, `g` and `out` are (R, C), a warp computes a
+row, and a block has two warps. Where the mask was, p is 0, and so is the result: the kernel need not know the mask.
 """
 
 HINTS = ("Which part of the formula is the same for all elements of a row? How do the 32 lanes get it?",
@@ -66,7 +66,7 @@ def _shared_by_the_lanes(report) -> str | None:
     if loads <= 2 * enough:  # with room for those who read a number again
         return None
     return (f"It loads {loads:,} elements, and {enough:,} are enough: p and g, each for the sum and for the result. A "
-            "warp has a row, so give each lane every 32nd column, and join the lanes' sums by shuffles.")
+            "warp handles a row, so give each lane every 32nd column, and add up the lanes' sums by shuffles.")
 
 
 def _one_is_certain(rng, p, g, scale):
@@ -91,7 +91,7 @@ EXERCISE = KernelExercise(
             *of(1, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS), *parameter(2, "scale", 1, 0.02)),
     demand=_shared_by_the_lanes,
     wrong={
-        "the sum of `g` alone: each has to be weighed by its `p`":
+        "the sum of `g` alone: each has to be weighted by its `p`":
             Edit("total += p[row, col] * g[row, col]", "total += g[row, col]"),
         "`scale` is left out": Edit("scale * p[row, col]", "p[row, col]"),
         "each lane subtracts its own sum, not that of all lanes":

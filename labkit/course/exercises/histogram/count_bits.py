@@ -1,8 +1,8 @@
 """How many bits are set?
 
 `x` is an array of uint32, and `out`, 33 elements of int32, is full of zeros when the kernel starts. Afterwards `out[k]`
-says how many elements of `x` have exactly k bits set; `cuda.popc(x[i])` counts the bits of one. For example, `[0, 3,
-5]` gives `out[0] == 1` and `out[2] == 2`. There are two blocks of 64 threads, and `x` may be longer than that.
+is the number of elements of `x` with exactly k bits set; `cuda.popc(x[i])` counts the bits of one. For example,
+`[0, 3, 5]` gives `out[0] == 1` and `out[2] == 2`. There are two blocks of 64 threads, and `x` may be longer than that.
 """
 
 HINTS = ("How many atomics on global memory does a block need if it knows its 33 counts?",
@@ -41,7 +41,7 @@ from labkit.course.exercises import Edit, KernelExercise, Reach, asks, whole_gri
 BINS = 33
 
 
-@asks("A block makes at most one atomic on global memory for each bin.", whole_grid)
+@asks("A block makes at most one atomic on global memory per bin.", whole_grid)
 def _private_bins(report) -> str | None:
     made, blocks = report.counts["global_atomics"], int(np.prod(report.grid))
     if made > BINS * blocks:
@@ -77,9 +77,9 @@ EXERCISE = KernelExercise(
     observe_sizes=({"n": 5}, {"n": 300}),
     launch=lambda n: (2, 64),
     demand=_private_bins,
-    domain=(Reach("all numbers are 0, and no bit is set", _numbers(0)),
-            Reach("all numbers have all 32 bits set", _numbers(2**32 - 1)),
-            Reach("all numbers have the same bits", _numbers(0x80000001), {"n": 300})),
+    domain=(Reach("all elements are 0, and no bit is set", _numbers(0)),
+            Reach("all elements have all 32 bits set", _numbers(2**32 - 1)),
+            Reach("all elements have the same bits", _numbers(0x80000001), {"n": 300})),
     wrong={
         "the bins are not cleared: shared memory holds whatever was there":
             Edit("if thread < 33:\n    counts[thread] = 0\ncuda.syncthreads()", "cuda.syncthreads()"),
@@ -93,11 +93,11 @@ EXERCISE = KernelExercise(
                                                                   "counts[cuda.popc(x[i])] += 1"),
         "blocks add to global memory without an atomic": Edit("cuda.atomic.add(out, thread, counts[thread])",
                                                               "out[thread] += counts[thread]"),
-        "one atomic on global memory for each number": count_bits_in_global_memory,
-        "each thread takes one number, and numbers from the 129th on are left out":
+        "one atomic on global memory per element": count_bits_in_global_memory,
+        "each thread counts one element, and those from the 129th on are left out":
             Edit("for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):",
                  "i = cuda.grid(1)\n"
                  "if i < x.size:"),
-        "the number itself is the bin": Edit("cuda.popc(x[i])", "x[i] % 33"),
+        "the element itself is the bin": Edit("cuda.popc(x[i])", "x[i] % 33"),
     },
 )

@@ -1,13 +1,13 @@
 """From a blank page: where each value comes first
 
-The elements of `x` are uint8 below 16, and `out` has 16 elements of int32, each of which is `x.size` when the kernel
+The elements of `x` are uint8 below 16, and `out` has 16 elements of int32, all equal to `x.size` when the kernel
 starts. Afterwards `out[v]` is the index of the first element that equals v; for values that never occur it stays
 `x.size`. For example, `[5, 2, 5]` gives `out[5] == 0`, `out[2] == 1` and 3 everywhere else.
 
 Write `first_seen(x, out)` from the decorator down, for two blocks of 64 threads and any length of `x`.
 """
 
-HINTS = ("Many threads may find the same value. Which index must be left in the end, whatever order they run in?",
+HINTS = ("Many threads may find the same value. Which index must remain in the end, whatever order they run in?",
          "Besides cuda.atomic.add there is cuda.atomic.min(array, index, value): it stores the smaller of the two.",
          "for i in range(cuda.grid(1), x.size, cuda.gridsize(1)): cuda.atomic.min(out, x[i], i).")
 POINTS = 3
@@ -54,12 +54,12 @@ def _alone(place: int):
     return lambda rng, x: (np.where(np.arange(x.size) == place, 15, 0).astype(np.uint8),)
 
 
-@asks("There is at most one atomic for each element.", whole_grid)
+@asks("There is at most one atomic per element.", whole_grid)
 def _one_atomic_each(report) -> str | None:
     made, enough = report.counts["global_atomics"], elements_of_argument(report, 0)
     if made <= enough:
         return None
-    return f"It makes {made:,} atomics for {enough:,} elements. Each element needs one thread that looks at it."
+    return f"It makes {made:,} atomics for {enough:,} elements. It is enough if one thread looks at each element."
 
 
 EXERCISE = KernelExercise(

@@ -3,9 +3,9 @@
 On paper:
 
 - `lost_at_most`: a kernel with `out[x[i]] += 1` and no atomic runs with two blocks of 64 threads. All 128 elements are
-  equal, and the lanes of a warp read together and write together. What is the largest result that the bin can have?
+  equal, and the lanes of a warp read together and write together. What is the largest value that the bin can end with?
 - `global_atomics`: 40 blocks count 1,000,000 random bytes in 256 private bins each. How many atomics on global memory
-  are made at most?
+  do they make at most?
 - `shared_atomics`: and how many on shared memory?
 - `joined`: now the lanes of a warp join equal values in software before they add, and all 1,000,000 bytes are equal.
   How many atomics on shared memory are left?
@@ -13,7 +13,7 @@ On paper:
 
 HINTS = ("What is the most that one warp can add to the bin, if all of its lanes write the same sum?",
          "A block adds each of its bins to global memory once, however many elements it has counted.",
-         "Four warps; 40 times 256; one for each element; one for each 32 elements.")
+         "Four warps; 40 times 256; one per element; one per 32 elements.")
 POINTS = 1
 
 # %%
@@ -52,12 +52,12 @@ def _counted() -> dict:
 EXERCISE = PredictionExercise(
     name="predict_atomics",
     truth=_counted,
-    how={"lost_at_most": "Lanes that read the same count all write that count plus 1: a warp adds 1 at most.",
+    how={"lost_at_most": "Lanes that read the same count all write that count plus 1: a warp adds at most 1.",
          "global_atomics": "Each block adds each of its bins once, however many elements it has counted.",
          "shared_atomics": "Each element is counted in the private bins by one atomic.",
          "joined": "The lowest of 32 lanes with equal values adds 32 in one atomic."},
     wrong={"every thread is counted": {"lost_at_most": 128},
-           "one atomic on global memory for each element": {"global_atomics": 1_000_000},
+           "one atomic on global memory per element": {"global_atomics": 1_000_000},
            "only the bins of one block": {"global_atomics": 256},
            "a block adds its bins to shared memory once": {"shared_atomics": 40 * 256},
            "all lanes add, although they were joined": {"joined": 1_000_000}},

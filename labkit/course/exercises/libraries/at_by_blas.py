@@ -2,11 +2,11 @@
 
     out = a.T @ b
 
-`a` is (K, M), `b` is (K, N), `out` is (M, N), all row by row and on the device. This product gives a layer's weights
-their gradient.
+`a` is (K, M), `b` is (K, N), `out` is (M, N), all row by row and on the device. The gradient of a layer's weights is
+such a product.
 """
 
-HINTS = ("What is the transpose of a.T @ b? Write it down with the two in the right order.",
+HINTS = ("What is the transpose of a.T @ b? Write it down with the two factors in the right order.",
          "It is b.T @ a. In b's memory cuBLAS sees b.T, and in a's memory a.T. Which of the two has to be transposed?",
          "gemm(OP_N, OP_T, N, M, K, 1.0, b, N, a, ..., 0.0, out, N), where the rows of a are M long.")
 POINTS = 2
@@ -57,12 +57,12 @@ EXERCISE = FunctionExercise(
     domain=of((0, 1), *SUMMED),
     demand=one_call("gemm"),
     wrong={
-        "the flags are exchanged": Edit("OP_N, OP_T", "OP_T, OP_N"),
-        "`a` goes first, so that the transpose of the result is written":
+        "the flags are swapped": Edit("OP_N, OP_T", "OP_T, OP_N"),
+        "`a` comes first, so the transpose of the result is written":
             Edit("N, M, K, 1.0, b, N, a, M, 0.0, out, N", "M, N, K, 1.0, a, M, b, N, 0.0, out, M"),
-        "`a` is taken as (M, K)": Edit("OP_T, N, M, K, 1.0, b, N, a, M", "OP_N, N, M, K, 1.0, b, N, a, K"),
-        "m and n are exchanged": Edit("OP_T, N, M", "OP_T, M, N"),
-        "beta is 1, so that the product is added to what lay in `out`": Edit("0.0, out, N", "1.0, out, N"),
+        "`a` is read as (M, K)": Edit("OP_T, N, M, K, 1.0, b, N, a, M", "OP_N, N, M, K, 1.0, b, N, a, K"),
+        "m and n are swapped": Edit("OP_T, N, M", "OP_T, M, N"),
+        "beta is 1, so the product is added to what was in `out`": Edit("0.0, out, N", "1.0, out, N"),
         "NumPy computes the product, on the host": at_on_the_host,
     },
 )

@@ -10,10 +10,10 @@ is transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, 
 Write `batch_by_blas(a, b, out)`, an ordinary function that calls it once.
 """
 
-HINTS = ("Write down the call of gemm for a single product first. How far is it from a[0] to a[1], and from b to the "
-         "next b?",
-         "The single product is gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N). There is no next b: how far "
-         "must cuBLAS go to find the same one again?",
+HINTS = ("Write down the call of gemm for a single product first. How far apart are a[0] and a[1], and b and the next "
+         "b?",
+         "The single product is gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N). There is no next b: by how "
+         "much must cuBLAS move to find the same one again?",
          "The strides are 0 for b, M * K for a and M * N for out; the count is a.shape[0].")
 POINTS = 3
 NEEDS = ("at_by_blas",)
@@ -64,9 +64,9 @@ EXERCISE = FunctionExercise(
                  "for _ in range(count):\n"
                  "    gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)"),
         "every product reads the first matrix of `a`": Edit("M * K, 0.0", "0, 0.0"),
-        "`b` moves on from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
+        "`b` advances from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
         "the stride of `a` is one row, not one matrix": Edit("M * K, 0.0", "K, 0.0"),
-        "a call for each product, in a loop of Python":
+        "one call per product, in a Python loop":
             Edit("gemm_strided_batched(OP_N, OP_N, N, M, K, 1.0, b, N, 0, a, K, M * K, 0.0, out, N, M * N, count)",
                  "for i in range(count):\n"
                  "    gemm(OP_N, OP_N, N, M, K, 1.0, b, N, at(a, i * M * K), K, 0.0, at(out, i * M * N), N)"),

@@ -8,12 +8,11 @@ Compute the scores of head 1: its queries against its keys, divided by the squar
 
     out = 0.5 * q @ k.T          # (T, T)
 
-without copying `q` or `k` out of `qkv`. `at(qkv, i)` is the memory from element i on, and alpha is there for the
-factor.
+without copying `q` or `k` out of `qkv`. `at(qkv, i)` is the memory from element i on; use alpha for the factor.
 """
 
-HINTS = ("At which column do the queries of head 1 begin, and at which its keys? How far is it from one token's "
-         "queries to the next token's?",
+HINTS = ("At which column do the queries of head 1 begin, and at which its keys? How far apart are one token's "
+         "queries and the next token's?",
          "out.T = 0.5 * k @ q.T. In the memory of k cuBLAS sees k.T, which has to be transposed; in that of q it sees "
          "q.T. Both leading dimensions are the length of a row of qkv.",
          "q = at(qkv, 4) and k = at(qkv, 16); gemm(OP_T, OP_N, T, T, 4, 0.5, k, row, q, row, ...).")
@@ -43,7 +42,7 @@ def _by_cublas(run) -> str | None:
     if not run.calls:
         return "cuBLAS is not called, and the product should come from it."
     if run.copies_to_host:
-        return (f"Arrays are copied {run.copies_to_host} times to the host. The call should read the "
+        return (f"Arrays are copied to the host {run.copies_to_host} times. The call should read the "
                 "queries and the keys where they are: `at(qkv, i)` is where they begin.")
     return on_the_device(run)
 
@@ -78,11 +77,11 @@ EXERCISE = FunctionExercise(
     tolerance=dot_products(lambda qkv: _scores_reference(np.abs(qkv)), length=lambda qkv: WIDTH),
     domain=of(0, *SUMMED),
     demand=_by_cublas,
-    wrong={"the leading dimension of a head with a matrix to itself": Edit("k, row, q, row", "k, 4, q, 4"),
+    wrong={"the leading dimension of a head stored in a matrix of its own": Edit("k, row, q, row", "k, 4, q, 4"),
            "head 0 instead of head 1": Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"),
            "queries against queries": Edit("at(qkv, 12 + 4)", "at(qkv, 4)"),
            "keys against queries: the scores are transposed": Edit("k, row, q, row", "q, row, k, row"),
            "the factor 0.5 is missing": Edit("0.5", "1.0"),
-           "queries and keys are copied out of qkv, and the call was to save that": scores_of_copies,
+           "queries and keys are copied out of qkv, which the call should avoid": scores_of_copies,
            "NumPy computes the scores, on the host": scores_on_the_host},
 )

@@ -8,14 +8,14 @@ This is a program in Triton:
     y = tl.load(y_ptr + offsets, mask=mask)
     tl.store(out_ptr + offsets, s * x + y, mask=mask)
 
-Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread has four of
-them. Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
+Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread handles four.
+Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
 """
 
-HINTS = ("Thread 0 has the element start. If neighbouring threads have neighbouring elements, which is the next one "
-         "for thread 0?",
-         "Four rounds, 64 elements apart. In each round a thread has start, plus 64 for each round before, plus its "
-         "own index; and each element needs the mask for itself.",
+HINTS = ("Thread 0 handles element `start`. If neighbouring threads handle neighbouring elements, which is its "
+         "next one?",
+         "Four rounds, 64 elements apart. In each round a thread's element is start, plus 64 per earlier round, plus "
+         "its own index; and each element needs its own mask.",
          "for step in range(0, 256, 64): i = start + step + cuda.threadIdx.x, and then if i < out.size: store.")
 POINTS = 2
 NEEDS = ("predict_masks",)
@@ -66,7 +66,7 @@ EXERCISE = KernelExercise(
     benign_races=False,  # each element is computed by one thread
     domain=(*of((1, 2), *SUMMED), *parameter(0, "s", 1, 0, -2.5)),
     wrong={
-        "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
+        "the blocks begin 64 elements apart, not 256: they compute some elements repeatedly and never reach the end":
             Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
         "only the first 64 elements of each block are computed": Edit("range(0, 256, 64)", "range(0, 64, 64)"),
         "no mask": Edit("if i < out.size:", "if True:"),

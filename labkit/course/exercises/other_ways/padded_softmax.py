@@ -1,11 +1,11 @@
 """Find the bug: what is in the padding
 
-Softmax of rows with up to 64 columns. A block of 64 threads takes a row, as a program would: a vector of 64, with
-something in the places where there is no element. The barriers are in order.
+Softmax of rows with up to 64 columns. A block of 64 threads handles a row, as a program would: a vector of 64, with
+padding where there is no element. The barriers are right.
 """
 
 HINTS = ("Take the row [-150, -151] and follow it by hand. What is largest?",
-         "The padding takes part in the maximum and in the sum. Which number is never the largest, and has an "
+         "The padding takes part in the maximum and in the sum. Which value is never the largest, and has an "
          "exponential of 0?",
          "float32(-np.inf) instead of float32(0.0), where there is no element.")
 POINTS = 2
@@ -94,24 +94,24 @@ EXERCISE = KernelExercise(
     tolerance=_softmax_tolerance,
     domain=(*of(0, *EXPONENTIALS, ZEROS), *of(0, largest_at(63), at={"R": 2, "C": 64})),
     wrong={
-        "the places without an element hold 0, and take part in the maximum and in the sum":
+        "the padding is 0, and takes part in the maximum and in the sum":
             Edit("float32(-np.inf)", "float32(0.0)"),
-        "the places without an element hold 0, and take part in the maximum":
+        "the padding is 0, and takes part in the maximum":
             Edit("float32(-np.inf)", "float32(0.0)",
                  "math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(0.0)"),
-        "each place without an element adds 1 to the sum":
+        "each padded element adds 1 to the sum":
             Edit("math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(1.0)"),
         "no barrier between the search for the maximum and the exponentials":
             Edit("cuda.syncthreads()\n"
                  "tile[t] = math.exp(value - largest)",
                  "tile[t] = math.exp(value - largest)"),
-        "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
-        "the places without an element hold -1000, and rows may be below that":
+        "the padding is stored, too": Edit("if t < x.shape[1]:", "if True:"),
+        "the padding is -1000, and rows may be below that":
             Edit("float32(-np.inf)", "float32(-1000.0)"),
     },
 )
 
 EQUIVALENT = {
     "barrier moved: padded_softmax -> cuda.syncthreads() behind total = float32(0.0)":
-        "total is a thread's own: nothing shared is used between the two places.",
+        "total is private to a thread: nothing shared is used between the two places.",
 }

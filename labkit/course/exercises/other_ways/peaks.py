@@ -5,7 +5,7 @@ here, and `isamax` is the model's. What is wrong?
 """
 
 HINTS = ("What does isamax return for the row [7, 1, 1]?",
-         "isamax keeps the habit of Fortran and counts from 1. Which element is x[row, 1] in NumPy?"
+         "isamax counts from 1, as Fortran does. Which element is x[row, 1] in NumPy?"
          "",
          "x[row, isamax(cols, x[row]) - 1].")
 POINTS = 1

@@ -4,13 +4,13 @@
 vector whose length is a power of two.
 
 - `programs`: how many programs does the addition launch?
-- `masked`: how many slots of its last program are masked?
+- `masked`: how many slots of the last program are masked?
 - `length`: how long is the vector of the softmax?
 - `wasted`: how many of its slots hold no element?
 """
 
-HINTS = ("How often does 1,024 go into 100,000, and what is left?",
-         "What is left needs a program of its own, and that one is masked from the end of the data on. A vector's "
+HINTS = ("How many times does 1,024 go into 100,000, and what is left?",
+         "What is left needs a program of its own, which is masked beyond the end of the data. A vector's "
          "length is a power of two: which is the smallest one that 781 fits into?",
          "98 programs have 98 * 1024 slots. The vector is 1,024 long.")
 POINTS = 1
@@ -34,7 +34,7 @@ EXERCISE = PredictionExercise(
          "length": "the smallest power of two that a row of 781 fits into",
          "wasted": "slots of that vector without an element"},
     wrong={"the last, partly full program is missing": {"programs": 97},
-           "the slots that are used in the last program instead of those that are masked": {"masked": 672},
+           "the slots used in the last program, not those that are masked": {"masked": 672},
            "the row's own length: 781 is no power of two": {"length": 781},
-           "the last program's places are counted as if the row ended at a multiple of 32": {"wasted": 19}},
+           "the vector is taken to end at the next multiple of 32": {"wasted": 19}},
 )

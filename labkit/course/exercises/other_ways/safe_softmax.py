@@ -7,8 +7,8 @@ Repair it for every row of finite values. You may find the maximum without BLAS.
 """
 
 HINTS = ("Follow the row [-220, 110] by hand. What is subtracted from what?",
-         "What has to be subtracted is the largest value, and isamax finds the largest absolute value. Where it found "
-         "a positive value, that is the same. Where it found a negative one, nothing in the row is further from 0.",
+         "What has to be subtracted is the largest value, and isamax finds the largest absolute value. If it found "
+         "a positive value, the two are the same. If it found a negative one, nothing in the row is further from 0.",
          "biggest = x.max() is the short way. With BLAS: if biggest < 0, then isamax of x - biggest, which has no "
          "negative element, points at the maximum.")
 POINTS = 2
@@ -96,7 +96,7 @@ EXERCISE = FunctionExercise(
     domain=of(0, *EXPONENTIALS, ZEROS),
     wrong={"the value with the largest absolute value is subtracted": softmax_by_absolute_maximum,
            "nothing is subtracted": softmax_unshifted,
-           "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
+           "nothing is subtracted, and float64 only postpones the overflow: exp(1000) is infinite there, too":
            softmax_unshifted_in_float64,
            "the largest absolute value is subtracted: all exponentials may vanish": softmax_by_magnitude,
            "the sum is taken over `x`, not over the exponentials": softmax_sum_of_x},

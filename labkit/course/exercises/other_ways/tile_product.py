@@ -1,7 +1,7 @@
 """A product in tiles
 
-`out = a @ b`, written as in cuTile. The launcher is there: one block for each tile of 16 × 16 of `out`, and `steps`
-is the number of tiles along a row of `a`. Write what a block does. You have
+`out = a @ b`, written as in cuTile. The launcher is there: one block per 16 × 16 tile of `out`, and `steps` is the
+number of tiles along a row of `a`. Write what a block does. You have
 
 - `ct.bid(0)` and `ct.bid(1)`: which row and which column of tiles
 - `ct.full((16, 16), 0, ct.float32)`: a tile of zeros
@@ -12,7 +12,7 @@ is the number of tiles along a row of `a`. Write what a block does. You have
 `ct` is labkit's model of cuTile here. With a GPU that runs cuTile, the same program is a kernel of `cuda.tile`.
 """
 
-HINTS = ("Which tiles of a and which of b does the tile (row, col) of out depend on?",
+HINTS = ("On which tiles of a and of b does the tile (row, col) of out depend?",
          "Those along row `row` of tiles of a and down column `col` of tiles of b. Begin with a tile of zeros, go "
          "through them in steps, and keep what mma returns. At the edges a tile must be filled with something that "
          "adds nothing.",
@@ -129,7 +129,7 @@ EXERCISE = FunctionExercise(
     demand=on_the_device,
     wrong={"beyond the edges of `a` and `b` the tiles hold whatever a load puts there: padding_mode is left out":
            _over_tiles(_product_without_padding),
-           "the sum begins again at every step: only the last one is left": _over_tiles(_product_last_step_only),
+           "the sum begins again at every step: only the last product is left": _over_tiles(_product_last_step_only),
            "every step multiplies the first tiles again": _over_tiles(_product_first_tiles),
            "the index counts elements, where a load counts tiles": _over_tiles(_product_counts_elements),
            "the column of tiles of `b` is always the first": _over_tiles(_product_tile_not_moved),
@@ -137,6 +137,6 @@ EXERCISE = FunctionExercise(
 )
 
 AFTER = """
-Compare it with the tiled kernel of lesson 06. The two barriers, the guards and the shared memory are somewhere in the
-compiler now.
+Compare it with the tiled kernel of lesson 06. The compiler now handles the two barriers, the guards and the shared
+memory.
 """

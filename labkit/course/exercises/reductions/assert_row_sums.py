@@ -4,7 +4,7 @@ A kernel `row_sums(x, out)` stores the sum of each row of `x` in `out`. It works
 threads: block b sums row b, then row b + `gridDim.x`, and so on. Other people will change this kernel, and the machine
 that runs the project's tests has no GPU.
 
-Write the test they need. `assert_row_sums(row_sums)` takes such a kernel and launches it as often as it likes. It
+Write the test they need. `assert_row_sums(row_sums)` takes such a kernel and may launch it any number of times. It
 raises an AssertionError if a sum is wrong, and also if the kernel has a bug that shows only on some GPUs, or only now
 and then. If the kernel is right, it returns. A few hundred elements are enough for `x`.
 """
@@ -154,7 +154,7 @@ KERNELS = (
     (_tree(first_barrier=False), "there is no barrier between the loads and the tree, so threads read what others may "
      "not have stored yet"),
     (_warps_without_syncwarp, "the last steps of the tree are those of one warp, without cuda.syncwarp()"),
-    (_through_out, "a block sets the sum of the next row to zero, which is another block's"),
+    (_through_out, "a block sets the sum of the next row to zero, but that row is another block's"),
     (_tree(clear=False), "where a row has fewer than 64 elements, shared memory is read that nothing has written"),
     (_tree(guard=False), "where a row has fewer than 64 elements, threads read beyond it, in the last row outside x"),
     (_tree(last_column=1), "the last element of each row is left out"),
@@ -178,10 +178,10 @@ EXERCISE = FunctionExercise(
     judge=_mistaken,
     sizes=tuple({"which": which} for which in range(len(KERNELS))),
     random_size=lambda rng: {"which": int(rng.integers(len(KERNELS)))},
-    domain="The kernels are a fixed list: right ones, and one for each bug that a test has to catch.",
+    domain="The kernels are a fixed list: right ones, and one per bug that a test has to catch.",
     wrong={
         "only the sums are compared": Edit("        assert report.ok, report.findings[0]\n", ""),
-        "only the findings are looked at, so a wrong sum passes": Edit(
+        "only the findings are checked, so a wrong sum passes": Edit(
             "        assert np.allclose(out, x.sum(axis=1, dtype=np.float64), rtol=1e-5)\n", ""),
         "each block sums one row, so no block goes on to a second": Edit("(3, 130, 2)", "(3, 130, 3)"),
         "one block sums all rows, so no two blocks meet": Edit("((3, 130, 2), (2, 5, 2))", "((3, 130, 1), (2, 5, 1))"),
@@ -194,8 +194,8 @@ EXERCISE = FunctionExercise(
 
 EQUIVALENT = {
     "number: 2 -> 1 (3)": "The second launch is there for short rows; one of them is enough.",
-    "number: 5 -> 10": "Ten elements are fewer than 64, too.",
-    "number: 130 -> 129": "129 elements are more than 64 and no multiple of it, too.",
+    "number: 5 -> 10": "Ten elements are also fewer than 64.",
+    "number: 130 -> 129": "129 elements are also more than 64 and no multiple of it.",
     "number: 0 -> 1": "Another seed of the random numbers.",
     "call: np.allclose(out, x.sum(axis=1, dtype=np.float64), rtol=1e-05) -> np.allclose(x.sum(axis=1, "
     "dtype=np.float64), out, rtol=1e-05)": "The tolerance refers to the other value; both are nearly equal.",

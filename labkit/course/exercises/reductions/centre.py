@@ -1,14 +1,14 @@
 """Find the bug: one array, two reductions
 
-The kernel subtracts its mean from each row and divides by the largest distance from that mean. Two reductions use the
+The kernel subtracts from each row its mean and divides by the largest distance from that mean. Two reductions use the
 same shared memory, a sum and a maximum.
 
 It is right on some GPUs, most of the time.
 """
 
-HINTS = ("Thread 0 has computed the mean and runs ahead, through its part of the row. What does it do next to "
+HINTS = ("Thread 0 has computed the mean and runs ahead, through its part of the row. What does it then do to "
          "shared memory?",
-         "All threads read shared[0], and thread 0 writes shared[0] a little later. Nothing says that all have read "
+         "All threads read shared[0], and thread 0 writes shared[0] a little later. Nothing ensures that all have read "
          "before it writes.",
          "One cuda.syncthreads() between the line with mean and the line that stores far.")
 POINTS = 2
@@ -125,7 +125,7 @@ EXERCISE = KernelExercise(
             Edit("cuda.syncthreads()\n"
                  "far = float32(0.0)",
                  "far = float32(0.0)"),
-        "only thread 0 comes to the new barrier":
+        "only thread 0 reaches the new barrier":
             Edit("cuda.syncthreads()\n"
                  "far = float32(0.0)",
                  "if thread == 0:\n"
@@ -138,7 +138,7 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "barrier moved: centre -> cuda.syncthreads() behind far = float32(0.0)":
-        "far is a thread's own: nothing shared lies between the two places.",
+        "far is private to a thread: nothing shared is used between the two places.",
     "type: float32(x.shape[1]) -> int32(x.shape[1])":
-        "An int32 that is divided by becomes a float64 in Numba: the quotient is right, and slower to compute.",
+        "Dividing by an int32 gives a float64 in Numba: the quotient is right, and slower to compute.",
 }

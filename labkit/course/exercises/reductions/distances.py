@@ -3,15 +3,15 @@ r"""From a blank page: distances
 $$\text{out}_r = \sqrt{\sum_c (a_{r,c} - b_{r,c})^2}$$
 
 Write `distances(a, b, out)`: for each row of `a`, its distance from the same row of `b`. Both are (R, C), `out` has R
-elements. A block has 64 threads, which are two warps, and each warp takes a row, of any length. `math.sqrt` works in a
-kernel.
+elements. A block has 64 threads, which are two warps, and each warp handles one row, of any length. `math.sqrt` works
+in a kernel.
 """
 
-HINTS = ("Which columns does a lane take, so that neighbouring lanes load neighbours? And what does lane 5 know after "
+HINTS = ("Which columns should a lane handle, so that neighbouring lanes load neighbours? What does lane 5 know after "
          "its last column?",
          "Three steps: a lane adds up the squares of its columns, lane, lane + 32, and so on; five shuffles with the "
-         "distances 16, 8, 4, 2 and 1 add up the lanes' sums; one lane takes the root and stores it.",
-         "total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance), five times. All lanes of a warp have to come to "
+         "distances 16, 8, 4, 2 and 1 add up the lanes' sums; one lane computes the root and stores it.",
+         "total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance), five times. All lanes of a warp have to reach "
          "it, so the only condition around it is the one on the row.")
 POINTS = 3
 NEEDS = ("row_range",)
@@ -116,12 +116,12 @@ EXERCISE = KernelExercise(
             Edit("for distance in (16, 8, 4, 2, 1):", "total = math.sqrt(total)\nfor distance in (16, 8, 4, 2, 1):",
                  "out[row] = math.sqrt(total)", "out[row] = total"),
         "the root is left out": Edit("out[row] = math.sqrt(total)", "out[row] = total"),
-        "the step with distance 16 is missing: the lanes from 16 on never meet the others":
+        "the step with distance 16 is missing: lanes from 16 on never exchange with the others":
             Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (8, 4, 2, 1):"),
         "the differences are added, and the sum is squared":
             Edit("total += difference * difference", "total += difference",
                  "out[row] = math.sqrt(total)", "out[row] = abs(total)"),
-        "one column a lane: rows longer than 32 are left unfinished": distances_one_column_a_lane,
+        "one column per lane: rows longer than 32 are left unfinished": distances_one_column_a_lane,
         "lane 0 adds up the whole row, and nothing is exchanged": distances_without_shuffles,
         "a² + b² - 2ab in place of (a - b)²: between large numbers nearly all digits cancel": distances_by_products,
     },
@@ -129,7 +129,7 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "call: cuda.shfl_xor_sync(4294967295, total, distance) -> cuda.shfl_down_sync(4294967295, total, distance)":
-        "Lane 0 alone stores, and it gets the same from shfl_down as from shfl_xor.",
+        "Only lane 0 stores, and it gets the same from shfl_down as from shfl_xor.",
     "guard: if lane == 0: ... -> if not lane == 0: ...":
         "After the butterfly all lanes hold the same sum, and each of the others stores it.",
     "number: 4 -> 5":

@@ -3,13 +3,13 @@
 A block of 512 threads adds up 512 values. On paper:
 
 - `steps`: how many steps does the tree have?
-- `shuffles`: with two levels, how many shuffles does one thread take part in?
-- `stored`: with two levels, how many values are stored in shared memory, by all threads together?
+- `shuffles`: with two levels, in how many shuffles does one thread take part?
+- `stored`: with two levels, how many values do all threads together store in shared memory?
 """
 
 HINTS = ("In the lesson's figure, sixteen threads need four steps. How many threads need five?",
-         "How many warps are 512 threads? Each of them leaves one value behind, and then one warp's worth of lanes "
-         "has to add those.",
+         "How many warps are 512 threads? Each of them stores one value, and then the lanes of a warp have to add "
+         "those.",
          "512 is 2 to the power of 9. A warp needs five shuffles, whether its lanes hold elements or the sums of "
          "warps.")
 POINTS = 1
@@ -46,8 +46,8 @@ EXERCISE = PredictionExercise(
     truth=_steps,
     how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
          "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
-         "stored": "One value for each warp, and a warp has 32 threads."},
-    wrong={"steps as in a sum one after another": {"steps": 511, "shuffles": 10, "stored": 16},
+         "stored": "One value per warp, and a warp has 32 threads."},
+    wrong={"steps as if one thread added them all": {"steps": 511, "shuffles": 10, "stored": 16},
            "the second level is forgotten": {"steps": 9, "shuffles": 5, "stored": 16},
-           "every thread stores its number": {"steps": 9, "shuffles": 10, "stored": 512}},
+           "every thread stores its value": {"steps": 9, "shuffles": 10, "stored": 512}},
 )

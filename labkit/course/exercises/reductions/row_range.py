@@ -68,14 +68,14 @@ EXERCISE = KernelExercise(
             *of(0, largest_at(32), at={"R": 3, "C": 70})),
     demand=shuffles,
     wrong={
-        "the step with distance 1 is missing: lanes 0 and 1 never meet":
+        "the step with distance 1 is missing: lanes 0 and 1 never exchange values":
             Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
-        "lane 0 stores what it found by itself, without the other lanes' values":
+        "lane 0 stores its own result, without the other lanes' values":
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))\n"
                  "    smallest = min(smallest, cuda.shfl_xor_sync(0xFFFFFFFF, smallest, distance))",
                  ""),
-        "the largest of the lanes' smallest numbers":
+        "the largest of the lanes' minima":
             Edit("min(smallest, cuda.shfl_xor_sync", "max(smallest, cuda.shfl_xor_sync"),
         "`shfl_down` gathers in lane 0, and another lane stores":
             Edit("largest, cuda.shfl_xor_sync", "largest, cuda.shfl_down_sync",
@@ -87,13 +87,13 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "call: cuda.shfl_xor_sync(4294967295, smallest, distance) -> cuda.shfl_down_sync(4294967295, smallest, distance)":
-        "Lane 0 alone stores, and it gets the same from shfl_down as from shfl_xor; the other lanes' values are not "
+        "Only lane 0 stores, and it gets the same from shfl_down as from shfl_xor; the other lanes' values are not "
         "used.",
     "guard: if lane == 0: ... -> if not lane == 0: ...":
         "After the butterfly all lanes hold the same value, and each of the others stores it.",
     "number: 32 -> 16 (3)":
-        "Two lanes look at most elements, and a maximum does not change by that. It only costs loads, and how many are "
-        "enough is not asked.",
+        "Two lanes read most elements, which does not change a maximum. It only costs loads, and their number is not "
+        "checked.",
     "number: 4 -> 5":
         "16, 8, 5, 2 and 1 reach each of the 32 lanes by xor in exactly one way, as 16, 8, 4, 2 and 1 do.",
 }

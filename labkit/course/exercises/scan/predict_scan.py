@@ -6,12 +6,12 @@ On paper:
 - `blelloch_additions`: and with Blelloch's tree, up and down together?
 - `look_back_mb`: how many MB (10⁶ bytes) does a single pass with look-back read and write to scan 1,000,000 int32,
   leaving aside the states of its tiles?
-- `reduce_first_mb`: and the scan that reduces first, leaving aside its totals?
+- `reduce_first_mb`: and the scan that reduces first, leaving aside the totals?
 - `rounds`: a warp looks back at 32 tiles at a time. The nearest tile whose whole sum is known is 70 tiles before its
   own, and all tiles in between have published their totals. How many times does the warp look?
 """
 
-HINTS = ("In the lesson's pictures there are 8 elements. How many additions does each picture name?",
+HINTS = ("In the lesson's pictures there are 8 elements. How many additions does each picture show?",
          "In the step with distance d, 512 - d threads add, for d = 1, 2, 4, ..., 256. A tree over 512 elements has "
          "511 inner nodes.",
          "9 * 512 - 511, and two times 511. 1,000,000 int32 are 4 MB, moved twice or three times. Three "
@@ -55,14 +55,14 @@ def _counted() -> dict:
 EXERCISE = PredictionExercise(
     name="predict_scan",
     truth=_counted,
-    how={"hillis_additions": "Nine steps; in the step with distance d all threads but the first d add.",
-         "blelloch_additions": "A tree over n elements has n - 1 inner nodes, and each adds once on the way up and "
-                               "once on the way down.",
+    how={"hillis_additions": "Nine steps; in the step with distance d, all threads but the first d add.",
+         "blelloch_additions": "A tree over n elements has n - 1 inner nodes, with one addition each on the way up "
+                               "and one on the way down.",
          "look_back_mb": "Each element is read once and written once, 4 bytes each.",
          "reduce_first_mb": "The first kernel reads, the last one reads again and writes.",
-         "rounds": "The first look covers the 32 tiles just before its own, the next the 32 before those."},
+         "rounds": "The first look covers the 32 tiles just before its own, the next one the 32 before those."},
     wrong={"all threads add in every step": {"hillis_additions": 9 * 512},
            "only the way up is counted": {"blelloch_additions": 511},
            "a scan by levels, which writes twice": {"reduce_first_mb": 16},
-           "70 tiles are two times 32, and the rest is left out": {"rounds": 2}},
+           "70 is taken as two times 32, and the rest is left out": {"rounds": 2}},
 )

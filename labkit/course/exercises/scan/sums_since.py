@@ -1,17 +1,17 @@
 """A sum that starts over
 
-One block of 128 threads computes the inclusive running sums of up to 128 int32 elements, but `heads` (int32) says where
-a sum starts over: `out[i]` runs from the last head at or before i, that is, the last j ≤ i with `heads[j] == 1`, up to
-i. If there is none, it runs from the beginning. This is called a *segmented scan*. For example, `x = [1, 2, 3, 4]` with
-`heads = [0, 0, 1, 0]` gives `[1, 3, 3, 7]`.
+One block of 128 threads computes the inclusive running sums of up to 128 int32 elements, but `heads` (int32) marks
+where a sum starts over: `out[i]` runs from the last head at or before i, that is, the last j ≤ i with `heads[j] == 1`,
+up to i. If there is none, it runs from the beginning. This is called a *segmented scan*. For example,
+`x = [1, 2, 3, 4]` with `heads = [0, 0, 1, 0]` gives `[1, 3, 3, 7]`.
 
 Seven steps of Hillis and Steele are enough. The sum of an element stops growing once a head is in it.
 """
 
-HINTS = ("When element i adds the sum that ends at i - distance, there may be a head in that sum. May it still "
-         "grow afterwards?",
-         "Carry two values for each element: its sum, and whether a head is in it. If there is one already, the "
-         "element adds nothing. Otherwise it adds both values of the element at that distance.",
+HINTS = ("When element i adds the sum that ends at i - distance, there may be a head in that sum. May the sum "
+         "of element i still grow afterwards?",
+         "Carry two values per element: its sum, and whether a head is in it. If there is one already, the element "
+         "adds nothing. Otherwise it adds both values of the element at that distance.",
          "if i >= distance and headed[i] == 0: read sums[i - distance] and headed[i - distance] into variables that "
          "are 0 otherwise; barrier; add both; barrier.")
 POINTS = 3
@@ -114,14 +114,14 @@ EXERCISE = KernelExercise(
             Reach("two elements next to each other are heads", _heads(lambda i: (i == 20) | (i == 21)), {"n": 100}),
             *of(0, ODD_SUMS, at={"n": 128})),
     wrong={
-        "a sum is changed while others read it: a barrier is missing after the reading":
+        "a sum is changed while others read it: a barrier is missing after the reads":
             Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
-        "the next step reads sums that are not yet written: a barrier is missing after the writing":
+        "the next step reads sums that are not yet written: a barrier is missing after the writes":
             Edit("headed[i] += head_before\ncuda.syncthreads()", "headed[i] += head_before"),
         "heads are ignored: a plain running sum": Edit("if i >= distance and headed[i] == 0:", "if i >= distance:"),
-        "a head stops its own sum alone: that a head has come into the sum is not kept":
+        "a head stops only its own sum: that a sum now has a head in it is not recorded":
             Edit("headed[i] += head_before\n", ""),
-        "the sum stops before it takes in the head":
+        "the sum stops before it includes the head":
             Edit("if i >= distance and headed[i] == 0:",
                  "if i >= distance and headed[i] == 0 and headed[i - distance] == 0:"),
         "every thread adds up all elements before its own, from shared memory": sums_since_each_alone,
@@ -131,18 +131,18 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "barrier moved: sums_since -> cuda.syncthreads() behind distance = 1":
-        "distance is a number of the thread alone: the barrier stands between the same reads and writes.",
+        "distance is private to a thread: the barrier separates the same reads and writes.",
     "barrier moved: while distance < 128: ... -> cuda.syncthreads() behind distance *= 2":
-        "distance is a number of the thread alone: the barrier stands between the same reads and writes.",
+        "distance is private to a thread: the barrier separates the same reads and writes.",
     "guard: distance < 128 -> distance < 129":
-        "In a step with distance 128 no thread has an element that far before it; a longer shared array is not used to "
-        "its end.",
-    "name: (sums, headed) -> (headed, sums)": "Two arrays of the same shape and type, under each other's name.",
+        "In a step with distance 128 no thread has an element that far before it; the end of a longer shared array is "
+        "not used.",
+    "name: (sums, headed) -> (headed, sums)": "Two arrays of the same shape and type swap their names.",
     "number: 128 -> 256":
-        "In a step with distance 128 no thread has an element that far before it; a longer shared array is not used to "
-        "its end.",
+        "In a step with distance 128 no thread has an element that far before it; the end of a longer shared array is "
+        "not used.",
     "type: headed[i] += head_before -> headed[i] += int32(head_before)":
-        "All numbers here are int32, or are stored as int32: the conversion changes nothing.",
+        "All values here are int32, or are stored as int32: the conversion changes nothing.",
     "type: sums[i] += before -> sums[i] += int32(before)":
-        "All numbers here are int32, or are stored as int32: the conversion changes nothing.",
+        "All values here are int32, or are stored as int32: the conversion changes nothing.",
 }

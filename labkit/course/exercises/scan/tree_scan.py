@@ -5,7 +5,7 @@ threads works on a row. On some GPUs it is wrong now and then.
 """
 
 HINTS = ("Compare the two loops. What does the first have that the second lacks?",
-         "On the way down, what a thread reads as shared[right] was written by another thread in the step before.",
+         "On the way down, what a thread reads as shared[right] was written by another thread in the previous step.",
          "One cuda.syncthreads() in the second loop, where all threads reach it: before the if, not in it.")
 POINTS = 2
 NEEDS = ("sums_since",)
@@ -88,13 +88,13 @@ EXERCISE = KernelExercise(
     sizes=tuple({"R": R} for R in (1, 2, 5)),
     observe_sizes=({"R": 1},),
     launch=lambda R: (R, 64),
-    domain=(Reach("all numbers are 1", lambda rng, x: (np.ones_like(x),)),
-            Reach("all numbers are 0 but one", lambda rng, x: ((np.arange(SCANNED) == 77).astype(np.int32) + 0 * x,)),
+    domain=(Reach("all elements are 1", lambda rng, x: (np.ones_like(x),)),
+            Reach("all elements but one are 0", lambda rng, x: ((np.arange(SCANNED) == 77).astype(np.int32) + 0 * x,)),
             Reach("sums are beyond a million", lambda rng, x: (1_000_000 + x,))),
     wrong={
         "no barrier between two steps on the way down":
             Edit("distance //= 2\ncuda.syncthreads()", "distance //= 2"),
-        "the barrier stands in a branch that not all threads take":
+        "the barrier is in a branch that not all threads take":
             Edit("cuda.syncthreads()\n"
                  "right = 2 * distance * (thread + 1) - 1\n"
                  "if right < 128:\n"
@@ -104,7 +104,7 @@ EXERCISE = KernelExercise(
                  "    cuda.syncthreads()\n"
                  "    before = shared[right]"),
         "the total is not replaced by 0 before the way down": Edit("if thread == 0:\n    shared[127] = 0", ""),
-        "the left half gets the sum, and the right half what stood before":
+        "the left half gets the sum, and the right half keeps its old value":
             Edit("shared[right] += shared[right - distance]\nshared[right - distance] = before",
                  "shared[right - distance] += before"),
     },
@@ -112,17 +112,17 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "barrier moved: tree_scan -> cuda.syncthreads() before while distance < 128: ...":
-        "Thread 0 adds the last pair itself, so that it needs no barrier before it overwrites element 127.",
+        "Thread 0 adds the last pair itself, so it needs no barrier before it overwrites element 127.",
     "barrier moved: tree_scan -> cuda.syncthreads() behind if thread == 0: ...":
-        "Thread 0 adds the last pair itself, so that it needs no barrier before it overwrites element 127.",
+        "Thread 0 adds the last pair itself, so it needs no barrier before it overwrites element 127.",
     "barrier moved: while distance > 1: ... -> cuda.syncthreads() behind right = 2 * distance * (thread + 1) - 1":
-        "right is a number of the thread alone: the barrier still stands between two steps.",
+        "right is private to a thread: the barrier still separates two steps.",
     "barrier: cuda.syncthreads() -> left out (2)":
-        "Thread 0 adds the last pair itself, so that it needs no barrier before it overwrites element 127.",
+        "Thread 0 adds the last pair itself, so it needs no barrier before it overwrites element 127.",
     "guard: distance < 128 -> distance < 129":
         "A further step with distance 128 begins at element 255, which no thread has, on the way up and down alike.",
     "type: shared[right] += shared[right - distance] -> shared[right] += int32(shared[right - distance])":
-        "All numbers here are int32, or are stored as int32: the conversion changes nothing.",
+        "All values here are int32, or are stored as int32: the conversion changes nothing.",
     "type: shared[right] += shared[right - distance] -> shared[right] += int32(shared[right - distance]) (2)":
-        "All numbers here are int32, or are stored as int32: the conversion changes nothing.",
+        "All values here are int32, or are stored as int32: the conversion changes nothing.",
 }

@@ -8,10 +8,10 @@ This one is plain Python on the host. A part may be empty: then its maximum is `
 one part is not empty.
 """
 
-HINTS = ("Two parts have the maxima 3 and 5. By what factor is the sum of the first too large, if everything is to be "
-         "relative to 5?",
-         "The largest of all is the maximum of the maxima. Multiply each sum by exp of its own maximum minus that one, "
-         "and add them up.",
+HINTS = ("Two parts have the maxima 3 and 5. By what factor is the sum of the first too large, if everything has to "
+         "be relative to 5?",
+         "The largest element of the row is the maximum of the maxima. Multiply each sum by exp of its own maximum "
+         "minus that one, and add them up.",
          "m = largest.max(), and s is the sum over the parts of totals times np.exp(largest - ...). The exponential of "
          "-inf is 0, which takes care of empty parts.")
 POINTS = 2
@@ -120,12 +120,12 @@ EXERCISE = FunctionExercise(
             Reach("the first part is empty, and no other", _empty(1), {"n": 7}),
             *(Reach(f"of the largest elements of the parts {each.words}", _maxima(each)) for each in EXPONENTIALS)),
     tolerance=lambda largest, totals: 1e-12 * (1 + np.abs(_join_reference(largest, totals))) * _far(largest),
-    wrong={"the sums are added as they are, each measured against another maximum": join_not_corrected,
+    wrong={"the sums are added as they are, each relative to a different maximum": join_not_corrected,
            "`exp(M - m)` in place of `exp(m - M)`": join_wrong_way_round,
-           "only the sum so far is corrected, not the one that comes in": join_only_what_was_there,
-           "an empty part gives NaN: -inf less -inf is not a number": join_not_a_number,
-           "an empty part is expected in the first place alone": join_only_the_first_may_be_empty,
-           "exp of the maxima themselves: beyond 709 it is infinite in float64, too": join_raw_exponentials},
+           "only the sum so far is corrected, not the incoming one": join_only_what_was_there,
+           "an empty part gives NaN: -inf minus -inf is not a number": join_not_a_number,
+           "an empty part is expected only in first place": join_only_the_first_may_be_empty,
+           "exp of the maxima themselves: beyond 709 it is infinite even in float64": join_raw_exponentials},
 )
 
 EQUIVALENT = {

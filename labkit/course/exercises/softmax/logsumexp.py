@@ -7,7 +7,7 @@ Write `logsumexp(x, out)` from the decorator down, with one thread per row, for 
 """
 
 HINTS = ("What becomes of log(exp(a) + exp(b)) if you factor exp(a) out of the sum?",
-         "Keep two values while you go along the row: the largest so far, and the sum of exp(x - largest) so far. "
+         "Keep two values while you go through the row: the largest so far, and the sum of exp(x - largest) so far. "
          "When a larger element comes, multiply the sum by exp(old largest - new largest).",
          "Start with largest = x[row, 0] and total = float32(1.0), loop from column 1 on, and store largest + "
          "math.log(total).")
@@ -93,7 +93,7 @@ def _one_pass(report) -> str | None:
     loads = report.counts["global_loads"]
     if loads <= 3 * 20:
         return None
-    return (f"It loads {loads} numbers for 3 rows of 20. One reading is enough: keep a running maximum and a running "
+    return (f"It loads {loads} elements for 3 rows of 20. One pass is enough: keep a running maximum and a running "
             f"sum, and correct the sum when the maximum changes.")
 
 
@@ -110,7 +110,7 @@ EXERCISE = KernelExercise(
     domain=of(0, *EXPONENTIALS, ZEROS),
     wrong={
         "nothing is subtracted, and exp of 120 is infinite": lse_overflows,
-        "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
+        "nothing is subtracted, and float64 only postpones the overflow: exp(1000) is infinite there, too":
             lse_overflows_in_float64,
         "it reads every row twice": lse_two_passes,
         "the sum is not corrected when the maximum changes":
@@ -128,5 +128,5 @@ EQUIVALENT = {
 }
 
 AFTER = r"""
-Softmax of an element is then $e^{x - \text{out}}$: one subtraction and one exponential, without a maximum.
+The softmax of an element is then $e^{x - \text{out}}$: one subtraction and one exponential, without a maximum.
 """
