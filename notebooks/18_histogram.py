@@ -139,7 +139,7 @@ table([(name, us(name, 0), us(name, 100)) for name in ("global", "shared")],
 # The hardware combines equal lanes by itself.
 
 # %% [markdown]
-# ## Two ideas that do not pay
+# ## Two more ideas
 #
 # There are two more ways to shorten a queue. With *a histogram for each warp*, the warps of a block do not queue for
 # the same bin either. And equal lanes of a warp can be joined in software: `match_any_sync` tells each lane which

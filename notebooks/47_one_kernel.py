@@ -25,7 +25,7 @@ step = measure.recorded_series("llama_decode", gpu="NVIDIA H200")["rows"][0]
 step_us, bound_us = 1e3 * step["ms"]["p50"], 1e6 * (weight_bytes(llama) + cache_bytes(llama, 1024)) / bandwidth
 table([(step["launches"], bound_us, step_us, bound_us / step_us, (step_us - bound_us) / step["launches"])],
       {"launches": "", "us for the bytes": ".0f", "us, measured": ".0f", "share": ".0%",
-       "us above, for each launch": ".1f"})
+       "us above, per launch": ".1f"})
 
 # %% [markdown]
 # Memory is busy for less than two thirds of the step{{ if under_two_thirds }}. On average each of the

@@ -88,7 +88,7 @@ EXERCISE = KernelExercise(
     demand=_loads_each_once,
     domain=(Reach("the bits are random", lambda rng, bits: (
                 rng.integers(0, 2**32, bits.size, dtype=np.uint32),), PACKED),
-            Reach("each number lies in the middle between two bfloat16", _lower_half(0x8000)),
+            Reach("each value is halfway between two bfloat16 values", _lower_half(0x8000)),
             Reach("each number lies just above the middle", _lower_half(0x8001)),
             Reach("each number lies just below the middle", _lower_half(0x7FFF)),
             Reach("each number is a bfloat16 already", _lower_half(0)),

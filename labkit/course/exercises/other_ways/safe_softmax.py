@@ -29,7 +29,7 @@ def safe_softmax(x):
 ### BEGIN SOLUTION
 def safe_softmax(x):
     biggest = x[isamax(x.size, x) - 1]
-    if biggest < 0:  # then nothing is further from 0: all differences are positive, and the largest is the maximum's
+    if biggest < 0:  # then nothing is further from 0: no difference is negative, and the largest is the maximum's
         biggest = x[isamax(x.size, x - biggest) - 1]
     e = np.exp(x - biggest)
     return e / np.float32(sasum(e.size, e))
