@@ -69,8 +69,8 @@ pictures.layer_of_each_step({one.name: launches_of_layer(one, real, long) for on
 # ## Measure, and compare with the counts
 #
 # The figure shows the time of all eleven forms on an H200. The table below it shows by what factor each step shortens
-# the time, in the post and for us, and by what factor it reduces the counts. Which step do you expect to gain most with
-# 128 tokens, and is it one that reduces a count?
+# the time, in the post and for us, and by what factor it reduces the counts. Which step do you expect to have the
+# largest factor with 128 tokens, and is it one that reduces a count?
 
 # %%
 from itertools import pairwise
@@ -101,15 +101,15 @@ table(rows, {"step": "", "batch": "", "RTX 3090, the post": ".2f", "H200, ours":
              "launches": ".2f", "bytes": ".2f", "flops": ".2f"})
 
 # %% [markdown]
-# *cp.async* gains most, a factor of {{ copying_gain:.1f }}, and it reduces no count. *wgmma*, with
-# {{ wgmma_gain:.1f }}, does not either. So where a step gains time but saves nothing you can count, the reason must be
+# *cp.async* has the largest factor, {{ copying_gain:.1f }}, and it reduces no count. *wgmma*, with
+# {{ wgmma_gain:.1f }}, does not either. So if a step is faster but saves nothing you can count, the reason must be
 # inside the kernel, and the next section looks for it. In *one product* and *warp LayerNorm* the bytes shrink by about
 # the post's factor, and the H200 gains a little more. *GELU fused* promises more than either GPU gets, since the error
-# function has to be computed in any case. Like *scores in registers* and *float16 accumulators*, it gains the H200 less
-# than 4%{{ if small_gains }}.
+# function has to be computed in any case. Like *scores in registers* and *float16 accumulators*, it makes the H200 less
+# than 4%{{ if small_gains }} faster.
 #
 # The post's largest factor belongs to *no padding to 128*. Its test sentence has 9 tokens, and the model now computes
-# 16 rows for it instead of 128. That is less work rather than faster work, and PyTorch gains in the same way, as the
+# 16 rows for it instead of 128. That is less work rather than faster work, and PyTorch benefits in the same way, as the
 # post says itself. With 16 tokens this step removes seven eighths of our flops as well, and yet it makes the H200 only
 # {{ short_padding_gain:.1f }} times as fast. We come back to that below, under "What limits a small batch".
 
@@ -376,7 +376,7 @@ table(rows, {"": "", "sentences in a batch": "", "sentences per second": ",.0f"}
 # %% [markdown]
 # ## What I learned
 #
-# - Count first. If a step gains time and changes no count, the reason is inside the kernel; a step that does change one
+# - Count first. If a step is faster and changes no count, the reason is inside the kernel. A step that does change one
 #   may only save what a cache was saving already.
 # - The largest step came from executing fewer instructions. Neither fewer bytes nor more warps are ends in themselves:
 #   the fastest kernels here have the lowest occupancy.
