@@ -6,7 +6,7 @@ that a graph can be replayed for the next token. Block t has 32 threads and copi
 to row `start[0] + t` of `cache`. A row for which the cache has no room left is not copied, nor are the queries.
 """
 
-HINTS = ("Three tokens are in the cache, and two more come. Which rows do they go to? Which columns of qkv are the keys?",
+HINTS = ("Three tokens are in the cache, and two more come. Which rows do they go to? Which columns of qkv are keys?",
          "The row is start[0] + t. The columns width to 3 * width - 1 of qkv go to the columns 0 to 2 * width - 1 of "
          "the cache, 32 at a time.",
          "row = start[0] + t; if row < cache.shape[0]: for col in range(cuda.threadIdx.x, 2 * width, 32): cache[row, "
