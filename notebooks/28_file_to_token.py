@@ -58,7 +58,7 @@ for name in list(header)[:3]:
 # %% [markdown]
 # The data take exactly as many bytes as predicted; the header adds some. It is JSON. Each tensor has a type, a shape
 # and two offsets, begin and end, counted from the end of the header. F16 is float16, two bytes per element. That is the
-# whole format, so reading a tensor is three lines.
+# whole format, so reading a tensor takes three lines.
 
 # %%
 import numpy as np

@@ -158,7 +158,7 @@ for sampler in (GREEDY, Sampler(0.8, top_k=40), Sampler(1.6)):
     print(f"    {written.per_second:.0f} tokens a second ({measure.where()})\n")
 
 # %% [markdown]
-# On the command line that is `labkit generate "kernel:"`, with `--temperature`, `--top-k`, `--top-p`, `--seed` and
+# On the command line this is `labkit generate "kernel:"`, with `--temperature`, `--top-k`, `--top-p`, `--seed` and
 # `--greedy`, and with `--model` for a real GPT-2: a folder, or a name such as `openai-community/gpt2`, which is
 # downloaded once. The tiny model has read its only book so often that it can recite long parts of it (`data/README.md`
 # says how often). Where a prompt or chance leads away from the text, it continues in the style of the book:
@@ -261,9 +261,9 @@ pictures.rates(found)
 
 # %% [markdown]
 # The graph, by far: the two larger models write about ten{{ if near(sum(faster[1:]) / 2, 10) }} times as fast in one,
-# the tiny one {{ words(faster[0]) }} times. One launch for the softmax saves the model {{ min(fused) - 1:.0% }} to
-# {{ max(fused) - 1:.0% }}, and one kernel for all of attention {{ min(whole) - 1:.0% }} to {{ max(whole) - 1:.0% }}.
-# These launches from Python still went through Numba; labkit's own (lesson 13) are faster.
+# the tiny one {{ words(faster[0]) }} times. One launch for the softmax makes the model {{ min(fused) - 1:.0% }} to
+# {{ max(fused) - 1:.0% }} faster, and one kernel for all of attention {{ min(whole) - 1:.0% }} to
+# {{ max(whole) - 1:.0% }}. These launches from Python still went through Numba; labkit's own (lesson 13) are faster.
 #
 # The figure also has the rates of *Fused Attention Softmax Accelerator GPT 2 Inference*, the project report that lesson
 # 20 follows. It put its fused softmax, 1.24 to 4.78 times{{ quoted }} as fast as PyTorch's steps, into distilgpt2 on an

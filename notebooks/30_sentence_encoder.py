@@ -164,9 +164,9 @@ from labkit.kernels.ops.embedding_layernorm import EMBEDDING_LAYERNORM
 show_source(embedding_sum_kernel)
 
 # %% [markdown]
-# The positions are an input. GPT-2's embedding counted them; here a batch contains many sentences, and each must start
-# at position 0, wherever it is in the array. For an index that is not in its table the kernel reads nothing, and the
-# row becomes NaN. The next lesson makes use of that.
+# The positions are an input. GPT-2's embedding computed them itself; here a batch contains many sentences, and each
+# must start at position 0, wherever it is in the array. For an index that is not in its table the kernel reads nothing,
+# and the row becomes NaN. The next lesson makes use of that.
 #
 # BERT then normalises the sum. The kernel that the model uses does both in one launch, as in lesson 23: one warp per
 # row, and the sum never leaves the registers.
