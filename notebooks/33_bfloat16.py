@@ -121,7 +121,7 @@ table([(name, error.mean(), np.abs(error).max()) for name, error in errors.items
 # ## The one value that needs a test
 #
 # The formula fails for NaN, "not a number", whose exponent bits are all 1 and whose fraction is not 0; with a fraction
-# of 0, the same exponent means infinity. What do the NaN 0x7F800001 and 0x7FFFFFFF become?
+# of 0, the same exponent means infinity. What do the NaNs 0x7F800001 and 0x7FFFFFFF become?
 
 # %%
 for pattern in (0x7F800001, 0x7FFFFFFF):
