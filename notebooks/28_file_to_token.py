@@ -26,9 +26,9 @@
 # ## Prediction
 #
 # The course includes a small GPT-2, just large enough to write something that looks like English. It was trained on the
-# Jargon File, the old dictionary of hackers. It has six blocks of width 256. A block of width C has 12 C² + 13 C
+# Jargon File, the old hackers' dictionary. It has six blocks of width 256. A block of width C has 12 C² + 13 C
 # parameters. Outside the blocks there is a row of 256 values for each of 2,048 tokens and each of 256 positions, and a
-# LayerNorm at the end. How many bytes are the weights of this GPT-2 in float16?
+# LayerNorm at the end. How many bytes do the weights of this GPT-2 take in float16?
 
 # %%
 block = 12 * 256**2 + 13 * 256
@@ -56,9 +56,9 @@ for name in list(header)[:3]:
     print(name, header[name])
 
 # %% [markdown]
-# The data are exactly as many bytes as predicted; the header comes on top. It is JSON. Each tensor has a type, a shape
+# The data take exactly as many bytes as predicted; the header adds some. It is JSON. Each tensor has a type, a shape
 # and two offsets, begin and end, counted from the end of the header. F16 is float16, two bytes per element. That is the
-# whole format, so reading a tensor is three lines.
+# whole format, so reading a tensor takes three lines.
 
 # %%
 import numpy as np
@@ -92,11 +92,10 @@ print(f"{sum(same)} of {len(theirs)} tensors are the same as the library's; by h
 # ## A corrupt file
 #
 # A file may come from anywhere. A reader that trusts it may return the wrong bytes, or read beyond the end of the file.
-# But since the tensors follow one another without gaps up to the last byte, the header says how long the file has to
-# be, and a wrong length, shape or offset shows before a single element is read. labkit's reader then raises a
-# `SafetensorsError`. The next cell makes four changes to the file: the last byte is cut off, a shape becomes larger, a
-# tensor begins two bytes early, and the header's size becomes 2⁶⁴ − 1. Which of the four changes does labkit's reader
-# notice?
+# But the tensors follow one another without gaps up to the last byte, so the header says how long the file has to be.
+# labkit's reader raises a `SafetensorsError` if it notices a mistake. The next cell makes four changes to the file: the
+# last byte is cut off, a shape becomes larger, a tensor begins two bytes early, and the header's size becomes 2⁶⁴ − 1.
+# Which of the four changes does labkit's reader notice?
 
 # %%
 import tempfile
@@ -127,8 +126,8 @@ attempt("a tensor begins too early", file[:8] + overlap + file[8 + length :])
 attempt("the header is endless", b"\xff" * 8 + file[8:])
 
 # %% [markdown]
-# It notices all four, and each message says what does not fit. No checksum was needed: it is enough that the lengths
-# have to add up.
+# It notices all four before it reads a single element, and each message says what does not fit. No checksum was needed:
+# it is enough that the lengths have to add up.
 #
 # ## One buffer
 #
@@ -149,7 +148,7 @@ print(name, "is the same:", np.array_equal(blob[name].copy_to_host(), ours[name]
 # %% [markdown]
 # ## Tokens
 #
-# A token is a piece of text that occurs often. The list of pieces is made before training, by *byte-pair encoding*:
+# A token is a piece of text that occurs often. The list of pieces is built before training, by *byte-pair encoding*:
 # begin with single bytes, join the pair that occurs most often, and repeat until there are as many pieces as wanted.
 # GPT-2 has 50,257, this model 2,048. The *tokenizer* cuts a text into these pieces: a frequent word becomes one token,
 # a rare one is split up. Into how many tokens does the tokenizer cut "softmax", and into how many "Grüße, 你好"?
@@ -205,8 +204,8 @@ except Exception as error:
     print(f"\n{type(error).__name__}: {str(error).splitlines()[0]}")
 
 # %% [markdown]
-# A block has at most 1,024 threads, so the launch fails and nothing is computed. A program in C++ that does not check
-# for errors carries on with garbage. The cure is a loop: 256 threads, and each copies every 256th column. That is right
+# A block has at most 1,024 threads, so the launch fails and nothing is computed. A C++ program that does not check for
+# errors carries on with garbage. The fix is a loop: 256 threads, each of which copies every 256th column. That is right
 # for any width.
 
 # %%
@@ -223,9 +222,9 @@ agree(EMBEDDING, sizes=({"T": 3, "C": 768}, {"T": 3, "C": 1023}))
 #
 # All tokens of a prompt go through the model in one pass. That is called *prefill*, and it gives the logits after the
 # last of them. When a model is *ported*, rewritten for other software, the first milestone is a single token: the most
-# likely one after a prompt must be that of a well-known implementation. Here that is `GPT2LMHeadModel` of the library
-# transformers. A small model with random weights, and what transformers computed with it in float64, come with the
-# course's tests. Ours computes in float32. To how many decimal places will the logits agree?
+# likely one after a prompt must be the same as in a well-known implementation. Here that is `GPT2LMHeadModel` of the
+# library transformers. A small model with random weights, and what transformers computed with it in float64, come with
+# the course's tests. Ours computes in float32. To how many decimal places will the logits agree?
 
 # %%
 from labkit.models.gpt2 import GPT2, Config, Workspace
@@ -241,7 +240,7 @@ print(f"largest difference of {logits.size} logits: {np.abs(logits - expected).m
       f"the two largest are never closer than {known['least_margin']:.3f}")
 
 # %% [markdown]
-# They agree to about five decimal places, far less than the distance between the two largest. Still, one token may be
+# They agree to about five decimal places; the two largest are much further apart than that. Still, one token may be
 # right by luck. Sixty-four in a row are not. `model.decode` appends a token and returns the next logits; the next
 # lesson shows how.
 
@@ -255,9 +254,9 @@ print("theirs were made by", known["made_by"])
 # %% [markdown]
 # ## The launch where it goes wrong
 #
-# If the first token is a different one, where did it go wrong? Printing all arrays of both programs does not help.
+# If the first token is different, where did it go wrong? Printing all the arrays of both programs does not help.
 # Instead, compare what every launch wrote with the same step in NumPy and float64, and look at the first launch that
-# differs; everything after it has to differ, too. In the next cell one model is right, and the other has the wrong
+# differs; everything after it is bound to differ, too. In the next cell one model is right, and the other has the wrong
 # GELU: the exact one of lesson 23 instead of the form with tanh. Which activation will be named for the second?
 
 # %%
@@ -277,9 +276,9 @@ right
 # The right model has no launch that differs, and the wrong one is caught at the GELU of its first block. The table
 # lists what the right model's launches wrote.
 #
-# One thing is left to settle for "the same token": which of two equal logits is chosen? NumPy takes the first, and so
-# does PyTorch in practice. On a GPU threads finish in no fixed order, so the column has to be part of what they
-# compare. labkit's kernel packs a logit and its column into one integer, and in an exercise you do it another way.
+# "The same token" leaves one question open: which of two equal logits is chosen? NumPy takes the first, and so does
+# PyTorch in practice. On a GPU, threads finish in no fixed order, so the column has to be part of what they compare.
+# labkit's kernel packs a logit and its column into one integer, and in an exercise you do it another way.
 
 # %%
 from labkit.kernels.argmax import key_of
@@ -295,10 +294,10 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 #
 # - A good format makes corruption detectable: lengths that have to add up are worth more than a checksum that is never
 #   computed.
-# - A launch can fail silently. Check it against the device's limits before, or check for an error after it.
-# - A port is tested token by token at the end, and launch by launch on the way there. The first activation that differs
-#   saves a day.
-# - The same tokens need a rule for equal logits, and on a GPU the rule has to be part of the comparison.
+# - A launch can fail silently. Check the device's limits before it, or check for an error after it.
+# - Test a port launch by launch on the way, and token by token at the end. The first activation that differs saves a
+#   day.
+# - To get the same tokens you need a rule for equal logits, and on a GPU the rule has to be part of the comparison.
 #
 # ## Resources
 #
@@ -312,7 +311,7 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 #
 # - In the cell with the changed files, find a change that is not refused. (Change a byte after the header. What would
 #   it take to notice that?)
-# - Encode your name and a word that is younger than the Jargon File. Predict the tokens first.
+# - Encode your name and a word that is newer than the Jargon File. Predict the tokens first.
 # - `from labkit.kernels.argmax import argmax`, and launch it on a row of 2,048 columns with 0.0{{ example }} in column
 #   1500, -0.0{{ example }} in column 700 and -1.0{{ example }} elsewhere. Which column wins, and which line of `key_of`
 #   decides?

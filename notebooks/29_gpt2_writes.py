@@ -7,7 +7,7 @@
 #
 # - how a model writes: the prompt in one pass, then token after token from a cache, with some chance in between
 # - where the time of a token goes, and why it is not where the bytes are
-# - what a faster kernel does for a whole program, and how to know that before you write the kernel
+# - how much a faster kernel speeds up a whole program, and how to know that before you write the kernel
 #
 # ## The problem
 #
@@ -17,8 +17,8 @@
 #
 # ## Prediction
 #
-# A model that writes reads every one of its weights for every token. How many tokens per second can GPT-2 small write
-# at most, in float32, on a GPU that reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a second?
+# A model that writes reads all of its weights for every token. How many tokens per second can GPT-2 small write at
+# most, in float32, on a GPU that reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a second?
 
 # %%
 from labkit import measure, table
@@ -47,8 +47,8 @@ show_source(append_to_cache_kernel)
 
 # %% [markdown]
 # `start[0]` is the number of tokens in the cache. It is an array in device memory rather than an argument, so that the
-# launches of a step are the same for every token: they can be captured in a graph once and replayed. Here are one new
-# token, and then four, which attend to themselves and to those in the cache.
+# launches of a step are the same for every token: they can be captured in a graph once and replayed. The next cell
+# checks one new token, and then four, which attend to themselves and to those in the cache.
 
 # %%
 from labkit import agree
@@ -115,19 +115,19 @@ table([(n, one_more, again, again / (n + 1)) for n, one_more, again in rows],
 
 # %% [markdown]
 # With the cache, very little. Without it, a token costs as much as a prompt of that length; both axes are logarithmic.
-# The last column shows something else: a row of a long prompt costs a fraction of a token that is written. The rows of
-# a prompt go through a layer together and share its launches and one pass over its weights. Tokens that are written go
-# through it alone, one after the other.
+# The last column shows something else: a row of a long prompt costs a fraction of what a written token costs. The rows
+# of a prompt go through a layer together and share its launches and one pass over its weights. Written tokens go
+# through it one at a time.
 #
 # ## Chance
 #
 # Always choosing the most likely token is called *greedy*. That is right for a test, but such a text is dull and soon
-# repeats itself. *Sampling* draws a token at random instead, and there are three ways to shape the distribution. The
-# *temperature* T divides the logits before the softmax: below 1 the likely tokens become more likely. *Top-k* keeps the
-# k most likely tokens. *Top-p* keeps the fewest most likely tokens whose probabilities add up to p or more. The
-# remaining probabilities are scaled to a sum of 1, and a random number decides. It comes from a generator with a seed,
-# so the same seed gives the same text. Here are the 16 likeliest tokens after a prompt, under four samplers. Which of
-# the four samplers leave all 16 tokens a chance?
+# repeats itself. *Sampling* draws a token at random instead, and there are three common ways to shape the distribution.
+# The *temperature* T divides the logits before the softmax: below 1 the likely tokens become more likely. *Top-k* keeps
+# the k most likely tokens. *Top-p* keeps the smallest set of most likely tokens whose probabilities add up to p or
+# more. The remaining probabilities are scaled to a sum of 1, and a random number decides. It comes from a generator
+# with a seed, so the same seed gives the same text. Here are the 16 likeliest tokens after a prompt, under four
+# samplers. Which of the four samplers give all 16 tokens a chance?
 
 # %%
 from labkit.engine.sampler import GREEDY, Sampler
@@ -142,8 +142,8 @@ words = [tokenizer.decode([i]) for i in likeliest]
 pictures.next_token(words, shares, 'After "This is a": the 16 likeliest tokens')
 
 # %% [markdown]
-# The first two: a temperature changes the odds and excludes nobody. Top-k and top-p cut off the tail, marked ×; top-k
-# always at the same count, top-p earlier where the model is sure of itself.
+# The first two: a temperature changes the odds and excludes nobody. Top-k and top-p cut off the tail, marked ×: top-k
+# always at the same count, top-p earlier where the model is more certain.
 #
 # ## It writes
 
@@ -158,16 +158,16 @@ for sampler in (GREEDY, Sampler(0.8, top_k=40), Sampler(1.6)):
     print(f"    {written.per_second:.0f} tokens a second ({measure.where()})\n")
 
 # %% [markdown]
-# On the command line that is `labkit generate "kernel:"`, with `--temperature`, `--top-k`, `--top-p`, `--seed` and
+# On the command line this is `labkit generate "kernel:"`, with `--temperature`, `--top-k`, `--top-p`, `--seed` and
 # `--greedy`, and with `--model` for a real GPT-2: a folder, or a name such as `openai-community/gpt2`, which is
 # downloaded once. The tiny model has read its only book so often that it can recite long parts of it (`data/README.md`
-# says how often). Where a prompt or chance leads away from the text, it continues in the book's manner: pronunciation,
-# *n.*, etymology in brackets.
+# says how often). Where a prompt or chance leads away from the text, it continues in the style of the book:
+# pronunciation, *n.*, etymology in brackets.
 #
 # ## Your kernels in it
 #
 # Some of the exercises are kernels of a model. This table lists them, including those of later lessons and other
-# models, and shows which of yours, in `work/exercises/`, can be used by now.
+# models, and shows which of yours, in `work/exercises/`, are ready to use.
 
 # %%
 from labkit.course import yours
@@ -188,10 +188,10 @@ yours.one_by_one(answers, tiny, prompt)
 # %% [markdown]
 # ## Where a token's time goes
 #
-# The bound of the prediction counts bytes. The figures show one token of GPT-2 small launch by launch, recorded on an
+# The bound in the prediction counts bytes. The figures show one token of GPT-2 small launch by launch, recorded on an
 # H200: first with a short text before it, then with a long one. A launch's time is what a step in a graph saves when it
-# is left out, and the black line is the time for its bytes at the speed of a copy. Which launches of a step take no
-# longer than their bytes need?
+# is left out, and the black line is the time that its bytes need at the speed of a copy. Which launches of a step take
+# no longer than their bytes need?
 
 # %%
 step = measure.recorded_series("step_launches", gpu="NVIDIA H200")
@@ -204,21 +204,21 @@ pictures.step_shares(step)
 pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that was measured
 
 # %% [markdown]
-# Only the logits. They even beat their line a little, because it is drawn for a copy, and a copy also has to write.
-# A step is about {{ words(launches) }} launches, one after the other, with a single row to work on. A LayerNorm of one
-# row reads next to nothing and still takes its microseconds: it starts, waits for its loads, exchanges some sums, and
-# ends before the next launch may start. Writing one token after the other is a matter of *latency* rather than
-# bandwidth. With many texts in one pass, the rows would share the weights, as those of a prompt do (lesson 38).
+# Only the logits. They even beat their line a little, because it is drawn for a copy, and a copy also has to write. A
+# step is about {{ words(launches) }} launches, one after the other, with a single row to work on. A LayerNorm of one
+# row reads next to nothing and still takes microseconds: it starts, waits for its loads, exchanges some sums, and ends
+# before the next launch may start. Writing one token after the other is bound by *latency* rather than bandwidth. With
+# many texts in one pass, the rows would share the weights, as those of a prompt do (lesson 38).
 #
 # The four products of a layer and the logits take more than half{{ if products / step.us > 0.5 }} of the time. All of
-# attention, in orange, comes next, and the softmax is only a part of it. With the long text before the token, attention
-# alone has grown, by far less than the text.
+# attention, in orange, comes next, and the softmax is only a part of it. With the long text before the token, only
+# attention takes longer, and it has grown by far less than the text.
 #
 # ## What a faster softmax does for the model
 #
 # Lesson 20 fused the three kernels of attention's softmax (scale, mask, softmax) into one. For a step of GPT-2 small,
 # that makes the softmax {{ own_speedup:.1f }} times as fast. How much faster does the model write? *Amdahl's law*
-# answers that before anything is built. If a part takes the share p of the time and becomes s times as fast, the whole
+# answers that before anything is built. If a part takes a share p of the time and becomes s times as fast, the whole
 # becomes
 #
 # $$\frac{1}{1 - p + p / s}$$
@@ -237,7 +237,7 @@ plots.curves(share, lines, "A part that takes a tenth of the time can save a ten
 # The curves are flat where the share is small. The experiment measured the share of the softmax, its own speed-up, and
 # the speed-up of the whole step separately, for three models and for prompts of GPT-2 small, in graphs and launched
 # from Python. Read the law off the curves: by how many percent does a step of GPT-2 small become faster, if the softmax
-# has {{ own_share:.0% }} of it?
+# takes {{ own_share:.0% }} of it?
 
 # %%
 found = measure.recorded_series("generation", gpu="NVIDIA H200")
@@ -249,11 +249,11 @@ pictures.amdahl_table(found)
 # {{ off_called:.0% }}, nearly as much as the speed-up itself, so those rows show little.
 #
 # A model that writes has one row of scores per head, no longer than the text so far, so fusing saves next to no bytes
-# there. It saves two launches in each layer. In a prompt the scores are a square. Then there are bytes to save, and the
-# softmax's share and its speed-up both grow with the length.
+# there. It saves two launches per layer. In a prompt the scores are a square matrix. Then there are bytes to save, and
+# the softmax's share and its speed-up both grow with the length.
 #
-# So far the softmax alone became faster. Flash attention (lesson 25) makes all of attention one kernel that never
-# stores a score, and a CUDA graph removes Python from between the launches. Which of the three makes the model write
+# So far only the softmax became faster. Flash attention (lesson 25) turns all of attention into one kernel that never
+# stores a score, and a CUDA graph takes Python out from between the launches. Which of the three makes the model write
 # fastest: one launch for the softmax, one kernel for attention, or a graph?
 
 # %%
@@ -261,22 +261,22 @@ pictures.rates(found)
 
 # %% [markdown]
 # The graph, by far: the two larger models write about ten{{ if near(sum(faster[1:]) / 2, 10) }} times as fast in one,
-# the tiny one {{ words(faster[0]) }} times. One launch for the softmax saves the model {{ min(fused) - 1:.0% }} to
-# {{ max(fused) - 1:.0% }}, and one kernel for all of attention {{ min(whole) - 1:.0% }} to {{ max(whole) - 1:.0% }}.
-# These launches from Python still went through Numba; labkit's own (lesson 13) are faster.
+# the tiny one {{ words(faster[0]) }} times. One launch for the softmax makes the model {{ min(fused) - 1:.0% }} to
+# {{ max(fused) - 1:.0% }} faster, and one kernel for all of attention {{ min(whole) - 1:.0% }} to
+# {{ max(whole) - 1:.0% }}. These launches from Python still went through Numba; labkit's own (lesson 13) are faster.
 #
 # The figure also has the rates of *Fused Attention Softmax Accelerator GPT 2 Inference*, the project report that lesson
 # 20 follows. It put its fused softmax, 1.24 to 4.78 times{{ quoted }} as fast as PyTorch's steps, into distilgpt2 on an
-# NVIDIA L4. Its rate changed by −0.7%{{ quoted }} to +1.7%{{ quoted }} from prompt to prompt, 1.00
-# times{{ quoted }} on average. The law says why: a softmax that has a few percent of a token's time cannot do more,
-# however fast it becomes. Most of that time was launches, Python and PyTorch around the kernels, since the weights
-# alone need {{ 328 / 300:.1f }} ms at an L4's 300 GB{{ hardware }} a second, and a token took 5.5{{ quoted }}.
+# NVIDIA L4. Its rate changed by −0.7%{{ quoted }} to +1.7%{{ quoted }} from prompt to prompt, 1.00 times{{ quoted }} on
+# average. The law says why: a softmax that takes a few percent of a token's time cannot do more, however fast it
+# becomes. Most of that time was launches, Python and PyTorch around the kernels, since the weights alone need
+# {{ 328 / 300:.1f }} ms at an L4's 300 GB{{ hardware }} a second, and a token took 5.5{{ quoted }}.
 #
 # ## What I learned
 #
 # - Reading is cheap and writing is expensive: the tokens of a prompt share the weights, those of an answer do not.
-# - I counted bytes and predicted a multiple of what came. One row is not enough work for a GPU, and then launches are
-#   what counts.
+# - I counted bytes, and my prediction was several times too high. One row is not enough work for a GPU, and then
+#   launches are what counts.
 # - Before you make a kernel faster, measure its share of the whole. That takes no new kernel.
 #
 # You began with `c[i] = a[i] + b[i]`. Every kernel in the model that just wrote is one that you have read, and some of
@@ -292,7 +292,7 @@ pictures.rates(found)
 # ## Try it
 #
 # - Give the sampler `Sampler(0.01)` and `Sampler(100.0)`. Predict both texts before you run them.
-# - In the cell with both ways, write 100 new tokens, and predict the rows without the cache.
+# - In the cell that writes both ways, write 100 new tokens, and predict the rows without the cache.
 # - `experiment.generation(("tiny",), ["The quick brown fox"], length=22, runs=1)` repeats the experiment on this
 #   machine. Do all three ways write the same text?
 #

@@ -7,23 +7,23 @@
 #
 # - what the angle between two embeddings means, and how WordPiece cuts words into tokens
 # - how BERT is assembled from kernels that you already know, and where it differs from GPT-2
-# - why most of a padded batch is wasted work, and how to pack sentences so that no padding is left
+# - how much work a padded batch wastes, and how to pack sentences so that no padding is left
 #
 # ## The problem
 #
 # The model of the last lesson writes. This one reads. A *sentence encoder* turns a text of any length into a vector of
-# fixed length. That vector is an *embedding*, too, of a whole text this time. The model has been trained on pairs of
+# fixed size. That vector is an *embedding*, too, of a whole text this time. The model has been trained on pairs of
 # texts that belong together, so that texts with similar meanings point in similar directions even when they share few
 # words. Search, clustering and the detection of duplicates then all come down to comparing vectors.
 #
-# How similar two directions are is measured by the cosine of the angle between them:
+# The cosine of the angle between two vectors measures how similar their directions are:
 #
 # $$\cos(a, b) = \frac{a \cdot b}{\lVert a \rVert \, \lVert b \rVert}$$
 #
 # It is 1 for the same direction and 0 for a right angle. If every embedding has length 1, the denominator disappears,
 # and comparing a question with a million texts is a single matrix product.
 #
-# Our model is all-MiniLM-L6-v2, one of the most widely used: a BERT with six layers and embeddings of length 384. Its
+# Our model is all-MiniLM-L6-v2, one of the most widely used: a BERT with six layers and embeddings of 384 elements. Its
 # weights do not come with the course (`labkit weights minilm` downloads them), but this lesson does not need them. The
 # course's tests contain the embeddings of 48 texts, computed with the library transformers in float64. Here are ten of
 # them. Which two of the ten sentences are closest, and is the German one closer to its translation than to any other?
@@ -46,13 +46,13 @@ cosines(texts, recorded[chosen])
 
 # %% [markdown]
 # Sentences 2 and 3 are the closest: they say the same thing, one in the active voice and one in the passive. The German
-# sentence does land near its English counterpart, and the two share "warp", "32" and "threads".
-# The penguins are nearly at a right angle to everything technical, and it is the fox that they come closest to. Note
-# what is missing: no pair has a cosine anywhere near −1. Unrelated texts are orthogonal, not opposite.
+# sentence is closest to its translation, and the two share "warp", "32" and "threads". The penguins are nearly at a
+# right angle to everything technical; the fox is the closest to them. Note what is missing: no pair has a cosine
+# anywhere near −1. Unrelated texts are orthogonal, not opposite.
 #
 # ## Prediction
 #
-# A GPU is fast only with many sentences in a batch, but sentences differ in length. The usual remedy is *padding*:
+# A GPU is fast only with many sentences in a batch, but sentences differ in length. The usual answer is *padding*:
 # every sentence is extended to one common length, the model computes all rows, and the results of the padding are
 # ignored. Take 64 sentences of about 15 tokens on average, padded to 128 tokens each. How many rows does the model
 # compute, what share of them is padding, and by what factor do the matrix products become more expensive?
@@ -70,17 +70,17 @@ print(f"{1 - tokens / rows:.0%} of the rows are padding")
 print(f"products: {gflop_a_row * rows:.0f} GFLOP with the padding, {gflop_a_row * tokens:.0f} without")
 
 # %% [markdown]
-# Nearly nine rows out of ten{{ if 0.85 < 1 - 952 / (64 * 128) < 0.9 }} are computed and thrown away. No kernel can be
-# tuned well enough to make up for that. The last section of this lesson gets rid of them. Before that we need tokens,
-# and a model to feed.
+# Nearly nine rows out of ten{{ if 0.85 < 1 - 952 / (64 * 128) < 0.9 }} are computed and thrown away, and the products
+# cost {{ 64 * 128 / 952:.1f }} times as much. No kernel can be tuned well enough to make up for that. The last section
+# of this lesson gets rid of the padding. Before that we need tokens, and a model to feed.
 #
 # ## From text to tokens
 #
 # The model's tokenizer, *WordPiece*, lowercases the text, separates words and punctuation, and then breaks each word
 # into pieces from a fixed vocabulary. The rule is greedy: take the longest piece that the word begins with, then the
 # longest that the rest begins with, and so on. Pieces that continue a word are marked with `##`. If no piece fits the
-# rest, the whole word becomes a single `[UNK]`. Here are a few entries of the real vocabulary with their real ids, and
-# the rule as a function.
+# rest, the whole word becomes a single `[UNK]`. The next cell has a few entries of the real vocabulary with their real
+# ids, and the rule as a function.
 
 # %%
 import re
@@ -153,9 +153,9 @@ count = sum(tensor.size for tensor in tensors.values())
 print(f"{count:,} parameters, {model.dtype}, on {device.name()}")
 
 # %% [markdown]
-# Its first kernel gathers. A row is the sum of three table rows: one for the word, one for its position, and one for
-# the *type*, which tells two texts apart where a model reads them in pairs. Here every text is by itself, so all types
-# are 0.
+# Its first kernel is a gather. A row is the sum of three table rows: one for the token, one for its position, and one
+# for the *type*, which tells two texts apart where a model reads them in pairs. Here each text is read alone, so all
+# types are 0.
 
 # %%
 from labkit.kernels.embedding_sum import embedding_sum_kernel
@@ -164,12 +164,12 @@ from labkit.kernels.ops.embedding_layernorm import EMBEDDING_LAYERNORM
 show_source(embedding_sum_kernel)
 
 # %% [markdown]
-# The positions are an input. GPT-2's embedding counted them; here a batch contains many sentences, and each must start
-# at position 0, wherever it is in the array. An index that is not in its table reads nothing, and its row becomes NaN.
-# The next lesson makes use of that.
+# The positions are an input. GPT-2's embedding computed them itself; here a batch contains many sentences, and each
+# must start at position 0, wherever it is in the array. For an index that is not in its table the kernel reads nothing,
+# and the row becomes NaN. The next lesson makes use of that.
 #
-# BERT then normalises the sum. The kernel that the model uses does both in one launch, as in lesson 23: one warp for
-# each row, and the sum never leaves the registers.
+# BERT then normalises the sum. The kernel that the model uses does both in one launch, as in lesson 23: one warp per
+# row, and the sum never leaves the registers.
 
 # %%
 sizes = {"T": 5, "C": 64}, {"T": 3, "C": 13}
@@ -178,7 +178,7 @@ agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=sizes)
 # %% [markdown]
 # ## One layer
 #
-# You have met everything in a layer of BERT before: linear layers with a bias, LayerNorm and GELU (lessons 21 and 23),
+# You have met all the parts of a BERT layer before: linear layers with a bias, LayerNorm and GELU (lessons 21 and 23),
 # attention (lesson 24). Only the arrangement differs from the block of lesson 26.
 
 # %%
@@ -202,9 +202,9 @@ pictures.layer_launches(config, launches[0][1][0])
 # %% [markdown]
 # It has 44: the embedding, seven per layer, and a last one that pools. Four things differ from GPT-2.
 #
-# - **LayerNorm comes last.** In BERT's order, Post-LN, the residual stream itself passes through each LayerNorm. Hence
-#   the additions move: GPT-2's belong to the epilogue of a product, BERT's to the LayerNorm that needs the sum.
-#   The number of launches stays the same: seven, as in lesson 27.
+# - **LayerNorm comes last.** In BERT's order, Post-LN, the residual stream itself passes through each LayerNorm. So the
+#   additions move: GPT-2's belong to the epilogue of a product, BERT's to the LayerNorm that needs the sum. The number
+#   of launches stays the same: seven, as in lesson 27.
 # - **There is no causal mask.** A token may look at the tokens after it, since nothing has to be predicted.
 # - **Attention stays within a sentence.** All sentences of the batch are in one array, and a token may not see
 #   those of another sentence.
@@ -222,14 +222,14 @@ pictures.layouts(lengths)
 
 # %% [markdown]
 # They have {{ 64 * 128:, }} rows padded to 128, {{ 64 * 48:, }} padded to the longest, which is rounded up to 48, and
-# 960 packed. Padding to the longest sentence already helps, but a single long sentence makes every other one expensive.
+# 960 packed. Padding to the longest sentence already helps, but a single long sentence makes all the others expensive.
 # Packed, the batch has as many rows as there are tokens, plus a few at the end: the count is rounded up a little so
 # that only a few shapes occur, because each shape is captured as a separate graph (lesson 32).
 #
 # What does packing cost the kernels? Almost nothing. Products, GELU and LayerNorm treat each row by itself, no matter
-# which sentence it belongs to. Only attention and the last launch, which makes one row for each sentence, need to know.
-# They read two small arrays: where each sentence begins, and how long it is. A padded batch is described by the same
-# two arrays, so the kernels are the same in all three layouts.
+# which sentence it belongs to. Only attention and the last launch, which makes one row per sentence, need to know. They
+# read two small arrays: where each sentence begins, and how long it is. A padded batch is described by the same two
+# arrays, so the kernels are the same in all three layouts.
 #
 # `lay_out` puts the batch into one array of integers, so that a single copy brings it to the device: token, type and
 # position of each row, then the two small arrays. How many rows do the ten sentences of the first figure have in each
@@ -243,18 +243,18 @@ for form in minilm.FORMS:
 print(f"{'':27}lengths {its_lengths}")
 
 # %% [markdown]
-# Packed they have 112 rows, padded to the longest 160, and padded to 128 they have 1,280. An attention that also
-# computed the padding would lose even more than the products do: each row of a sentence meets every row of it, so the
-# work grows with the square of the padded length. An exercise asks you to count that. On an H200, the real model embeds
-# the sentences of these lessons {{ packed / padded:.1f }} times as fast packed as padded to 128 (lesson 32 has the
-# measurement).
+# Packed they have 112 rows, padded to the longest 160, and padded to 128 they have 1,280. Attention that computed the
+# padding as well would waste an even larger share than the products do: each row of a sentence meets every row of it,
+# so the work grows with the square of the padded length. In an exercise you count that. On an H200, the real model
+# embeds the sentences of these lessons {{ packed / padded:.1f }} times as fast packed as padded to 128 (lesson 32 has
+# the measurement).
 #
 # ## What I learned
 #
 # - The fastest row is the one that is not there. Before tuning a kernel, count how much of its input is padding.
-# - Two small arrays, where a sentence begins and how long it is, describe any layout. The choice is made on the host,
-#   and the kernels need not know it.
-# - With Pre-LN and with Post-LN a layer has the same number of launches. Only the place of the addition changes, and
+# - Two small arrays, where a sentence begins and how long it is, describe any layout. The host chooses one, and the
+#   kernels need not know which.
+# - With Pre-LN and with Post-LN a layer has the same number of launches. Only the position of the addition changes, and
 #   with it the kernel that should do it.
 # - A tokenizer knows spelling, not grammar. The meaning of the pieces is left to the model.
 #
@@ -274,8 +274,8 @@ print(f"{'':27}lengths {its_lengths}")
 # In the exercises you cut words into pieces, count what padding costs, and write the model's first launch
 # yourself. It then runs in a small encoder, with every launch compared.
 #
-# Next: **sentences as vectors**, from a row for each token to one vector that depends on its sentence alone, and a
-# search made of such vectors.
+# Next: **sentences as vectors**, from one row per token to one vector that depends on its sentence alone, and a search
+# that uses such vectors.
 
 # %% [numbers]
 # packed = max([one.sentences_per_second for one in series.minilm_corpus.ours if one.form == 'packed'])

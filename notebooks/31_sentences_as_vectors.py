@@ -5,15 +5,15 @@
 #
 # You will learn
 #
-# - why padding must not be read, and why it is not enough to multiply it by 0
-# - how one row per token becomes one vector per sentence, with the same bits in every batch
-# - how to find mistakes that a cosine hides, and what a cosine can tell
+# - how to keep padding out of a mean, and how to test that it stays out of the whole model
+# - how one row per token becomes one vector per sentence, and what its last bits depend on
+# - which tests find a mistake in a model, and what a cosine can tell
 #
 # ## The problem
 #
-# The layers of the last lesson's encoder end with one row of numbers per token. A search needs one vector per sentence,
-# its embedding, of length 1, so that the cosine of two sentences is a dot product. The last launch makes it,
-# and that looks easy: take the mean of the sentence's rows, and scale it to length 1.
+# The last layer of the encoder in lesson 30 gives one row per token. A search needs one vector per sentence, its
+# embedding, of length 1, so that the cosine of two sentences is a dot product. The last launch makes it, and that looks
+# easy: take the mean of the sentence's rows, and scale it to length 1.
 #
 # But the vector must depend on its sentence and on nothing else: not on padding, not on the other sentences of
 # the batch, not on the layout. If it does depend on them, nothing crashes. A wrong embedding has the right
@@ -52,7 +52,7 @@ print(f"{len(ids)} sentences, {sum(map(len, ids))} tokens; {model.dtype}, on {de
 # %% [markdown]
 # ## Prediction
 #
-# Three questions lead through this lesson.
+# This lesson answers three questions.
 #
 # 1. A sentence has two tokens, and a third row is padding, which holds whatever was in memory: here a NaN. The classic
 #    way to ignore such a row is a *mask*: multiply each row by 1 or 0, add up, and divide by the number of ones. What
@@ -61,7 +61,8 @@ print(f"{len(ids)} sentences, {sum(map(len, ids))} tokens; {model.dtype}, on {de
 # 3. By mistake, a model computes GELU with tanh, as GPT-2 does, where BERT's is the exact one with the error function.
 #    How far from 1 is the cosine between its embeddings and the right ones?
 #
-# The next cell answers the first. What is the mean, multiplied by a mask, and what is it if the padding is not read?
+# The next cell answers the first. What is the mean if the rows are multiplied by a mask, and what is it if the padding
+# is not read?
 
 # %%
 x, mask = np.array([1.0, 3.0, np.nan]), np.array([1.0, 1.0, 0.0])
@@ -71,14 +72,14 @@ print("not read at all:     ", x[:2].mean())
 # %% [markdown]
 # In floating point 0 × NaN is NaN, and so is 0 × ∞. Attention has the same trap: a score that is masked with −∞ gets
 # the weight 0, and the weight is then multiplied by the row of values. Such a mask works until the day the padding
-# contains a NaN. A kernel that must not be influenced by a row should not read it.
+# contains a NaN or an infinity. If a row must not influence a result, do not read it.
 #
 # ## The mean of a sentence
 #
-# Many BERTs take the row of `[CLS]` for the sentence. MiniLM takes the mean over all its tokens, *mean pooling*, and
-# scales it to length 1. The simplest kernel for the mean has one thread per column. It reads two small arrays, which
-# say where each sentence begins and how long it is, and no rows but those of its sentence. Look at how it treats a
-# sentence without tokens.
+# Many BERTs use the row of `[CLS]` as the sentence's vector. MiniLM takes the mean over all its tokens, *mean pooling*,
+# and scales it to length 1. The simplest kernel for the mean has one thread per column. It reads two small arrays,
+# which say where each sentence begins and how long it is, and only the rows of its own sentence. Note what it does with
+# a sentence that has no tokens.
 
 # %%
 from labkit.kernels.ops.pooling import MEAN_POOL_NORMALIZED
@@ -91,32 +92,32 @@ show_source(mean_pool_columns_kernel)
 
 # %% [markdown]
 # A sentence without tokens has no mean; 0 / 0 would be NaN. The kernel divides by at least 1, so that the mean is a row
-# of zeros. A sentence whose end is beyond the last row of `x` gets NaN, which any test finds; the kernel does not
-# follow the wrong index. The model itself uses a faster kernel, which also scales to length 1 in the same launch. It
-# divides by at least a tiny number, so zeros stay zeros.
+# of zeros. A sentence whose end is beyond the last row of `x` gets NaN, which any test finds; the kernel does not read
+# past the end. The model itself uses a faster kernel, which also scales to length 1 in the same launch. It divides by
+# at least a tiny number, so zeros stay zeros.
 
 # %%
 sizes = {"B": 3, "T": 130, "C": 64}, {"B": 5, "T": 3, "C": 13}
 agree(MEAN_POOL_NORMALIZED, ["mean_pool_normalized_fused"], sizes=sizes)
 
 # %% [markdown]
-# An empty *text* is not a sentence without tokens, since it still has its two special tokens, `[CLS]` and `[SEP]`. How
-# long will the embeddings be of no tokens, of `[CLS] [SEP]`, and of a sentence?
+# An empty *text* is not a sentence without tokens, since it still has its two special tokens, `[CLS]` and `[SEP]`. What
+# lengths will the embeddings of no tokens, of `[CLS] [SEP]` and of a sentence have?
 
 # %%
 found = model.embed([[], [101, 102], ids[0]])
 print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
 
 # %% [markdown]
-# The first is a row of zeros, as the kernel promised; the other two have length 1.
+# The first is a row of zeros, as expected; the other two have length 1.
 #
 # ## Padding must not matter
 #
-# One kernel keeps to its rows. To find out whether all of them do, we poison a batch. `model.embed` normally lays out
-# the sentences, copies them into a `Workspace` (all the memory that a batch of one shape needs) and calls `forward`;
-# the next cell does these steps one by one, and changes the tokens in between: every padding row gets the token −1. It
-# is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it should not
-# will then bring a NaN into a sentence. How far does the NaN of the padding spread?
+# That kernel reads only its own rows. To find out whether all the others do, we poison a batch. `model.embed` normally
+# lays out the sentences, copies them into a `Workspace` (all the memory that a batch of one shape needs) and calls
+# `forward`; the next cell does these steps one by one, and changes the tokens in between: every padding row gets the
+# token −1. It is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it
+# should not will then carry a NaN into a sentence. How far do the padding's NaNs spread?
 
 # %%
 shape, host = minilm.lay_out(ids, "padded")
@@ -137,13 +138,13 @@ poisoned = seen["pooled"]
 print("NaN in the embeddings:", np.isnan(poisoned).any())
 
 # %% [markdown]
-# It stays in its rows through all layers and reaches no others.
+# They stay in their rows through all layers and reach no others.
 #
 # ## The same bits
 #
-# Now the second question of the prediction, in a stricter form: the same bits, rather than nearly the same values. In
-# which of the three layouts of the last lesson, and with the sentence alone in its batch, are the bits of an embedding
-# those of the packed batch?
+# Now the second question of the prediction: the same bits, rather than nearly the same values. Compared with the packed
+# batch, does an embedding have the same bits in the other two layouts of the last lesson, with NaN in the padding, and
+# when the sentence is alone in its batch?
 
 # %%
 packed = model.embed(ids, "packed")
@@ -155,15 +156,15 @@ for name, embeddings in others.items():
     print(f"{name:20} the same bits as packed: {np.array_equal(embeddings, packed)}")
 
 # %% [markdown]
-# In all of them, which is no accident. Floating-point addition is not associative, so bits are equal only if the same
-# values are added in the same order. Here the order depends on the sentence alone. Attention walks over the keys of a
-# sentence in tiles counted from its own first token; pooling adds its rows in a fixed order; and each element of a
-# product is summed over K in the same order, for any number of rows.
+# It does in all of them, which is no accident. Floating-point addition is not associative, so bits are equal only if
+# the same values are added in the same order. Here the order depends on the sentence alone. Attention walks over the
+# keys of a sentence in tiles counted from its own first token; pooling adds its rows in a fixed order; and each element
+# of a product is summed over K in the same order, for any number of rows.
 #
 # The last point does not hold everywhere. It holds on the CPU device, and on a GPU in float16, where every tile goes
-# through K from beginning to end. In float32 on a GPU the library chooses its product by the number of rows, and for
-# few rows it divides K among warps and blocks. There, the last bits of an embedding depend on the size of its batch.
-# A search is not affected; a test for equality is.
+# through K from beginning to end. In float32 on a GPU the library chooses its product kernel by the number of rows, and
+# for few rows it divides K among warps and blocks. There, the last bits of an embedding depend on the size of its
+# batch. A search is not affected; a test for equal bits is.
 #
 # ## Is it right?
 #
@@ -177,10 +178,10 @@ from labkit.measure.plots import sentences as pictures
 pictures.cosines(texts, packed)
 
 # %% [markdown]
-# No: with random weights all ten sentences are nearly alike, penguins and kernels included. The model has the launches
-# of the real one; the meaning of an angle comes from training alone. So these cosines do not show whether a kernel is
-# right. That requires a comparison with the truth. As in lessons 26 and 28, we watch every launch and compare what it
-# wrote with the same step in NumPy and float64.
+# No: with random weights all ten sentences are nearly alike, penguins and kernels included. The model has the same
+# kernels as the real one; the meaning of an angle comes from training alone. So these cosines do not show whether a
+# kernel is right. That requires a comparison with the truth. As in lessons 26 and 28, we watch every launch and compare
+# what it wrote with the same step in NumPy and float64.
 
 # %%
 from labkit.models.minilm_reference import cosines, parity, weights_of
@@ -192,8 +193,8 @@ parity(exact, ids).check()
 # %% [markdown]
 # Now for two mistakes that are easily made when a model is ported. One is the GELU of the third question. The other is
 # LayerNorm's epsilon: BERT's configuration has 1e-12, and the usual default, in PyTorch and in lesson 21, is 1e-5. With
-# either mistake the model still runs and produces embeddings of length 1. How far from 1 is the smallest cosine to the
-# right embeddings, with each of the two mistakes?
+# either mistake the model still runs and produces embeddings of length 1. How far from 1 is the smallest cosine with
+# the right embeddings, for each of the two mistakes?
 
 # %%
 from dataclasses import replace
@@ -223,9 +224,9 @@ for mistake, kernels in mistakes.items():
           f"the first that differs: {first.name if first else '-'}")
 
 # %% [markdown]
-# Only the eighth decimal place differs. A cosine close to 1 proves little. The comparison launch by launch finds each
-# mistake immediately and names the launch. It is done in float32, because the rounding of float16 would cover up the
-# wrong GELU.
+# Only the eighth decimal place differs. A cosine close to 1 proves little. The launch-by-launch comparison finds each
+# mistake immediately and names the launch. It is done in float32, because the rounding of float16 would hide the wrong
+# GELU.
 #
 # With the real weights there is one more test: the embeddings that the library transformers computed in float64,
 # which are among the course's tests.
@@ -246,14 +247,14 @@ else:
 # %% [markdown]
 # ## What it is for
 #
-# Tokenizer and model together are the `Encoder` above. It is called like the library sentence-transformers, so code
-# that uses that library needs only another import. `Encoder.from_pretrained("minilm").encode(texts)` returns an
-# array of n × 384 numbers for n texts.
+# Tokenizer and model together are the `Encoder` above. It is called the same way as in the library
+# sentence-transformers, so code written for that library only has to change its import.
+# `Encoder.from_pretrained("minilm").encode(texts)` returns an array of n × 384 numbers for n texts.
 #
-# `labkit embed FILE -o out.npy` does it for a file with a text on each line, and `labkit search "why is my kernel
-# slow"` searches this course. The index of that search, `data/search.npz`, holds an embedding for every passage of the
-# lessons and for the documentation of the kernels, all made by the real MiniLM. It comes with the course, so we can
-# explore it without the weights. How large is the cosine of two passages of the course, picked at random?
+# `labkit embed FILE -o out.npy` does it for a file with one text per line, and `labkit search "why is my kernel slow"`
+# searches this course. The index of that search, `data/search.npz`, holds an embedding for every passage of the lessons
+# and for the documentation of the kernels, all made by the real MiniLM. It comes with the course, so we can explore it
+# without the weights. How large is the cosine of two random passages of the course?
 
 # %%
 from labkit.course import registry, search
@@ -272,8 +273,7 @@ print(f"any two passages of the course: {middle:.2f} in the middle, "
 # %% [markdown]
 # Compare that with the first figure of the last lesson, where unrelated sentences had cosines close to 0. All passages
 # of this course are about GPU kernels, so any two of them have something in common. A cosine has no absolute scale. It
-# ranks the texts of one collection, and a threshold for "means the same" has to be found anew for each collection and
-# each model.
+# ranks the texts of one collection, and each collection and each model needs its own threshold for "means the same".
 #
 # ## A search
 #
@@ -286,14 +286,13 @@ for number in (4, 5, 6):
     print(f"{texts[number]}\n    {best.score:.2f}  {best.passage.title}")
 
 # %% [markdown]
-# Both languages lead to the same section, in German with a smaller cosine. The penguins lead to the passage of the last
+# Both languages lead to the same section, German with a smaller cosine. The penguins lead to the passage of the last
 # lesson that mentions them, but it is mostly about other things. A search always returns something, and the nearest
 # passage need not be near.
 #
 # Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in terms
-# of load, queues and requests. With the weights, the next cell searches by meaning. Where they are missing,
-# `labkit search` falls back on the words that question and passage share, weighted by how rare they are. Does the
-# search find that section?
+# of load, queues and requests. With the weights, the next cell searches by meaning. Without them, `labkit search` falls
+# back on the words that question and passage share, weighted by how rare they are. Does the search find that section?
 
 # %%
 question = "how full may a machine get before customers wait"
@@ -311,8 +310,9 @@ print(remark)
 #
 # - Two small arrays, where a sentence begins and how long it is, replaced every mask. A row that is never read cannot
 #   do any harm.
-# - Bits are equal only if values are added in the same order, and it pays to know which kernels always keep the order.
-# - A single number at the end hides mistakes that a comparison step by step shows immediately.
+# - Bits are equal only if values are added in the same order, and it pays to know which kernels always keep the same
+#   order.
+# - A single number at the end hides mistakes that a step-by-step comparison shows immediately.
 # - A cosine ranks. It does not judge.
 #
 # ## Resources
@@ -329,7 +329,8 @@ print(remark)
 # - With the weights: find two sentences that mean the opposite of each other and still have a cosine above
 #   0.8{{ example }}.
 #
-# In the exercises you write the mean, find padding that takes part in an attention, and write the search. Your mean
-# runs in a small encoder, with every launch compared.
+# In the exercises you write the mean, find padding that leaks into attention, and write the search. Your mean runs in a
+# small encoder, with every launch compared.
 #
-# Next: **making the encoder fast**. It is right. What does each of its launches cost, and which of them can go?
+# Next: **making the encoder fast**. The encoder is right. What does each of its launches cost, and which of them can be
+# removed?

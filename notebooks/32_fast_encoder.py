@@ -5,15 +5,15 @@
 #
 # You will learn
 #
-# - how a model that is right becomes fast: eleven forms of one encoder, each with a single change
+# - how a correct model becomes fast: eleven forms of one encoder, each with a single change
 # - what to count before you measure: launches, bytes, flops, and the blocks that fit on an SM
 # - how to compare a model with PyTorch fairly, and what limits it when the batch is small
 
 # %% [markdown]
 # ## The problem
 #
-# The encoder of the last two lessons computes the right embeddings. Is it also fast? A post on tytr.dev, [*No cuBLAS:
-# A Hand-Written CUDA BERT That Matches PyTorch*](https://tytr.dev/blog/cuda-bert-matching-pytorch/), takes the same
+# The encoder of the last two lessons computes the right embeddings. Is it also fast? A post on tytr.dev, [*No cuBLAS: A
+# Hand-Written CUDA BERT That Matches PyTorch*](https://tytr.dev/blog/cuda-bert-matching-pytorch/), brings the same
 # model, all-MiniLM-L6-v2, to the speed of PyTorch on an RTX 3090, with every kernel written by hand in CUDA C++. It
 # gets there in eight steps. With 64 sentences of 128 tokens it ends at 0.090 ms{{ quoted }} a sentence, and PyTorch at
 # 0.092{{ quoted }}. That is an achievement: PyTorch leaves its products to cuBLAS, a library with many years of tuning
@@ -59,7 +59,7 @@ pictures.layer_of_each_step({one.name: launches_of_layer(one, real, long) for on
 # There are 18 in the first form and 7 in the last. The steps fall into three groups.
 #
 # - **Some remove launches, and traffic with them.** *one product* no longer copies heads, and reads its input once
-#   instead of three times. *warp LayerNorm* keeps the sum of a residual in registers. *GELU fused* spares the inner
+#   instead of three times. *warp LayerNorm* keeps the sum of a residual in registers. *GELU fused* saves the inner
 #   activations, the widest rows of the model, a trip to memory and back. *tiled attention* never stores a score.
 # - **Some leave the counts alone.** *cp.async*, *scores in registers*, *float16 accumulators* and *wgmma* change how a
 #   kernel feeds its units.
@@ -68,9 +68,9 @@ pictures.layer_of_each_step({one.name: launches_of_layer(one, real, long) for on
 #
 # ## Measure, and compare with the counts
 #
-# The figure shows the time of all eleven forms on an H200. The table below it shows how many times shorter each step
-# made it, for us and for the post, and how many times smaller it made the counts. Which step do you expect to be the
-# largest with 128 tokens, and is it one that reduces a count?
+# The figure shows the time of all eleven forms on an H200. The table below it shows by what factor each step shortens
+# the time, in the post and for us, and by what factor it reduces the counts. Which step do you expect to have the
+# largest factor with 128 tokens, and is it one that reduces a count?
 
 # %%
 from itertools import pairwise
@@ -101,15 +101,15 @@ table(rows, {"step": "", "batch": "", "RTX 3090, the post": ".2f", "H200, ours":
              "launches": ".2f", "bytes": ".2f", "flops": ".2f"})
 
 # %% [markdown]
-# *cp.async* is the largest step, by a factor of {{ copying_gain:.1f }}, and it reduces no count. *wgmma*, with
-# {{ wgmma_gain:.1f }}, does not either. So a step that saves nothing you can count must have its reason inside the
-# kernel, and the next section looks for it. Where the bytes shrink, in *one product* and *warp LayerNorm*, their ratio
-# is close to the post's factor, and the H200's is a little larger. *GELU fused* promises more than either GPU gets,
-# since the error function has to be computed in any case. Together with *scores in registers* and *float16
-# accumulators* it is one of three steps under 4%{{ if small_gains }}.
+# *cp.async* has the largest factor, {{ copying_gain:.1f }}, and it reduces no count. *wgmma*, with
+# {{ wgmma_gain:.1f }}, does not either. So if a step is faster but saves nothing you can count, the reason must be
+# inside the kernel, and the next section looks for it. In *one product* and *warp LayerNorm* the bytes shrink by about
+# the post's factor, and the H200 gains a little more. *GELU fused* promises more than either GPU gets, since the error
+# function has to be computed in any case. Like *scores in registers* and *float16 accumulators*, it makes the H200 less
+# than 4%{{ if small_gains }} faster.
 #
 # The post's largest factor belongs to *no padding to 128*. Its test sentence has 9 tokens, and the model now computes
-# 16 rows for it instead of 128. That is less work rather than faster work, and PyTorch profits in the same way, as the
+# 16 rows for it instead of 128. That is less work rather than faster work, and PyTorch benefits in the same way, as the
 # post says itself. With 16 tokens this step removes seven eighths of our flops as well, and yet it makes the H200 only
 # {{ short_padding_gain:.1f }} times as fast. We come back to that below, under "What limits a small batch".
 
@@ -129,7 +129,7 @@ from labkit.kernels.matmul.mma import make_staged
 show_source(matmul_half_tensor_core_kernel, "for k in u32.range", "add_product(")
 
 # %% [markdown]
-# The textbook cure is a tile in shared memory: load it once per block and share it. The post tried that and found its
+# The textbook fix is a tile in shared memory: load it once per block and share it. The post tried that and found its
 # model slower. Here is the same idea in our library. The threads of a block copy both tiles, element by element:
 
 # %%
@@ -143,7 +143,7 @@ show_source(matmul_half_hand_blocked_kernel, "for start in u32.range", "cuda.syn
 show_source(make_staged, "for step in u32.range(steps):", "regs = ptx.ldmatrix_x4(")
 
 # %% [markdown]
-# Nsight Compute counted all three for one product of the model, 8,192 × 384 by 384 × 384, on the H200. Which counter
+# Nsight Compute profiled all three for one product of the model, 8,192 × 384 by 384 × 384, on the H200. Which counter
 # explains both why tiles copied by hand are slower than no tiles and why those of `cp.async` are ten times as fast?
 
 # %%
@@ -162,18 +162,17 @@ table([(text, *(one[key] / unit for one in chosen)) for text, key, unit in (
       {"": "", "from global memory": ".1f", "tiles, copied by hand": ".1f", "tiles, cp.async": ".1f"})
 
 # %% [markdown]
-# The instructions do. The hand-copied tiles keep their promise: only half{{ if half_the_traffic }} of the traffic
-# through L2 is left. But nearly all of those reads were hits in L2 already, and DRAM delivers
-# the inputs once in either case. In return there are more instructions, because a warp now copies as well as computes,
-# and there are bank conflicts, impossible in a kernel without shared memory. So this idea fails on the H200 as it
-# failed on the RTX 3090. `cp.async` and `ldmatrix` move the same tiles with {{ fewer_instructions:.0f }} times fewer
-# instructions than the first kernel, and take a tenth{{ if near(copies.time_us / plain.time_us, 1 / 10) }} of its time,
-# at the lowest occupancy of the three.
+# The instructions do. The hand-copied tiles do what they promise: only half{{ if half_the_traffic }} of the traffic
+# through L2 is left. But nearly all of those reads were hits in L2 already, and DRAM delivers the inputs once in either
+# case. The price is more instructions, because a warp now copies as well as computes, and bank conflicts, which a
+# kernel without shared memory cannot have. So this idea fails on the H200 as it failed on the RTX 3090. `cp.async` and
+# `ldmatrix` move the same tiles with {{ fewer_instructions:.0f }} times fewer instructions than the first kernel, and
+# take a tenth{{ if near(copies.time_us / plain.time_us, 1 / 10) }} of its time, at the lowest occupancy of the three.
 #
 # With *float16 accumulators* the post caught up with cuBLAS: GeForce cards, it explains, run at twice the rate with
-# them. An H200 has the same peak for both kinds. There, the whole model became only {{ model_gain:.0% }} faster, while
-# every sum is rounded to 11 bits at each step along K (lesson 08). So from *wgmma* on our forms accumulate in float32
-# again.
+# them. An H200 has the same peak for float16 and float32 accumulators. There, the whole model became only
+# {{ model_gain:.0% }} faster, while every sum is rounded to 11 bits at each step along K (lesson 08). So from *wgmma*
+# on our forms accumulate in float32 again.
 
 # %% [markdown]
 # ## What fits on an SM
@@ -181,7 +180,7 @@ table([(text, *(one[key] / unit for one in chosen)) for text, key, unit in (
 # The post names two more ideas that made its model slower: **a third buffer** for the product, and attention with **a
 # whole score matrix** in shared memory. Both can be judged before they are written. A block needs registers and shared
 # memory, an SM has a fixed amount of each, and a division gives the number of blocks that fit. How many blocks of each
-# kernel does an SM of either GPU hold, if the threads, registers and bytes are those that Nsight Compute found?
+# kernel fit on an SM of either GPU, with the threads, registers and bytes that Nsight Compute found?
 
 # %%
 from labkit.device import occupancy
@@ -207,14 +206,15 @@ for name, one in kernels.items():
 table(rows, ["kernel", "threads", "registers", "shared, bytes", "blocks on an RTX 3090", "on an H200"])
 
 # %% [markdown]
-# On an RTX 3090 each of the two ideas leaves a single block on an SM. When its warps wait, at a barrier or for memory,
-# nothing else can run. An H200 has more than twice the shared memory{{ if 233472 > 2 * 102400 }}: registers limit the
-# product to two blocks with either number of buffers, and even whole score matrices leave room for several blocks.
+# On an RTX 3090 each of the two ideas leaves room for a single block per SM. When its warps wait, at a barrier or for
+# memory, nothing else can run. An H200 has more than twice the shared memory{{ if 233472 > 2 * 102400 }}: registers
+# limit the product to two blocks with two buffers or three, and even whole score matrices leave room for several
+# blocks.
 #
 # Measured on the H200 with 128 tokens, neither idea fails. Three buffers make the products 2% to
 # 4%{{ if third_stage_gains }} faster. For attention there are three contenders: scores, softmax and context in three
-# launches; the whole matrix in one; and tiles of keys, whose scores never leave the registers. This is the kernel of
-# the tiles, and its loop is the flash attention of lesson 25:
+# launches; the whole matrix in one; and tiles of keys, whose scores never leave the registers. This is the kernel with
+# tiles, and its loop is the flash attention of lesson 25:
 
 # %%
 from labkit.kernels.attention.sentences_flash import make_sentences_flash_half
@@ -223,8 +223,8 @@ show_source(make_sentences_flash_half, "begin, tokens, scale = find_sentence", "
 
 # %% [markdown]
 # The kernel looks up where its sentence begins and how long it is, and returns if its queries are beyond the end. It
-# has to know nothing else about packing. The tiles have the fewest warps per SM. Is attention in tiles nevertheless the
-# fastest of the three?
+# needs to know nothing else about packing. With tiles an SM holds the fewest warps. Is attention in tiles the fastest
+# of the three nevertheless?
 
 # %%
 named = {"scores": ("three_launches", "sentence_scores_half_kernel"),
@@ -241,10 +241,10 @@ display(table(rows, {"launch": "", "us": ".1f", "instructions, million": ".1f", 
 table(a_layer.items(), {"attention of 64 x 128 tokens": "", "us per layer, in a graph": ".1f"})
 
 # %% [markdown]
-# It is. The whole matrix takes little more than half{{ if above_half }} the time of the three launches, and the
-# tiles are {{ words(tiles_gain) }} times as fast again. They execute {{ words(tiles_instructions) }} of the whole
-# matrix's instructions, because scores stay in registers and are never stored to shared memory and read back. As
-# with the products, the fastest kernel is the one with the fewest instructions and the lowest occupancy.
+# It is. The whole matrix takes little more than half{{ if above_half }} the time of the three launches, and the tiles
+# are {{ words(tiles_gain) }} times as fast again. They execute {{ words(tiles_instructions) }} of the whole matrix's
+# instructions, because scores stay in registers and are never stored to shared memory and read back. As with the
+# products, the fastest of the three executes the fewest instructions, at the lowest occupancy.
 
 # %% [markdown]
 # ## A fair comparison
@@ -260,8 +260,8 @@ table(a_layer.items(), {"attention of 64 x 128 tokens": "", "us per layer, in a 
 #   Each is timed in a graph and called from Python, and so are our forms.
 # - The embeddings of both sides are compared in the same run.
 #
-# We enter *packed* and *padded*, the layouts of lesson 30, and *few rows*, which is packed and has products made for
-# few rows. Is our model ahead of the fastest PyTorch in a graph, for each of the five batches?
+# Our entries are *packed* and *padded*, the layouts of lesson 30, and *few rows*, which is packed and has products made
+# for few rows. Is our model ahead of the fastest PyTorch in a graph, for each of the five batches?
 
 # %%
 work = measure.recorded_series("minilm", gpu="NVIDIA H200")["rows"]
@@ -282,16 +282,16 @@ table(rows, {"us per sentence, in a graph": "", **dict.fromkeys(batches, ".1f")}
 # PyTorch{{ if always_behind }}, with 64 sentences of 128 tokens more than four times slower than the
 # best{{ if four_times_slower }}. At the time, our launches went through Numba, several times as expensive as labkit's
 # own launcher today (lesson 13), and our launchers check arguments and slice arrays in Python on every call. In a graph
-# all of that is gone, and the model launches a pass as one graph from the second batch of a shape on. Comparing our
+# all of that is gone, and from the second batch of a shape on the model launches a pass as one graph. Comparing our
 # graph with PyTorch called from Python would only measure Python.
 
 # %% [markdown]
 # ## What limits a small batch
 #
-# Back to the batch whose seven eighths of rows were removed for only {{ short_padding_gain:.1f }} times the speed. In
-# each row of the next table is a batch, with the time of a pass, that time divided among its launches, and the time
-# that the products alone would take at the peak of the tensor cores. How much shorter does a pass become from 1,024
-# rows to 16?
+# Back to the batch for which removing seven eighths of the rows gave only {{ short_padding_gain:.1f }} times the speed.
+# Each row of the next table is one batch, with the time of a pass, that time divided by the number of launches, and the
+# time that the products alone would take at the peak of the tensor cores. How much shorter does a pass become from
+# 1,024 rows to 16?
 
 # %%
 launches = 2 + 6 * len(launches_of_layer(step("packed"), real, long))
@@ -307,8 +307,8 @@ table(rows, {"rows": "", "us": ".0f", f"us per launch, of {launches}": ".1f", "p
 
 # %% [markdown]
 # Very little: 1,024 rows take only {{ rows_ratio:.1f }} times as long as 16. Flops do not explain that, nor do bytes;
-# all weights could be read from DRAM in {{ dram_us:.0f }} us. That leaves a chain of {{ profile[1].launches }}
-# launches, each waiting for the one before. A launch that does next to nothing takes
+# all weights of the layers could be read from DRAM in {{ dram_us:.0f }} us. That leaves a chain of
+# {{ profile[1].launches }} launches, each waiting for the one before. A launch that does next to nothing takes
 # {{ series.launch_overhead.graph_us:.1f }} us in a graph, and one of ours takes {{ launch_us:.1f }} us even for 16
 # rows, because a few blocks walk along K one step after another, and most SMs have nothing to do.
 #
@@ -330,22 +330,22 @@ show_source(make_skinny_half, "cuda.syncthreads()  # the partial sums", "out_row
 #
 # ## Many sentences, no padding
 #
-# The other cure for a small batch is to make it larger. Sentences differ in length, and packing them saves the rows of
-# padding. Attention can save more, since each query of a sentence meets each of its keys. Suppose that padding is
-# computed and masked afterwards. How many times the scores that it needs does a batch of 9, 6, 12, 23, 31, 64, 92 and
-# 128 tokens have, if each sentence is padded to 128?
+# The other remedy for a small batch is to make it larger. Sentences differ in length, and packing them saves the rows
+# of padding. Attention can save more, since each query of a sentence meets each of its keys. Suppose that padding is
+# computed and masked afterwards. A batch has sentences of 9, 6, 12, 23, 31, 64, 92 and 128 tokens, each padded to 128.
+# How many times as many scores as it needs are computed?
 
 # %%
 pictures.score_matrices([9, 6, 12, 23, 31, 64, 92, 128])
 
 # %% [markdown]
-# It has {{ 8 * 128**2 / needed:.1f }} times as many. The rows grow with the padded length, the scores with its square.
-# Our attention knows where each sentence ends and skips the rest, in any layout. So packing saves it nothing there; it
+# It is {{ 8 * 128**2 / needed:.1f }} times as many. The rows grow with the padded length, the scores with its square.
+# Our attention knows where each sentence ends and skips the rest, in any layout. So packing saves nothing there; it
 # saves rows in all the other launches.
 #
 # A CUDA graph is captured for one shape, and a packed batch may have any number of rows. So that number is rounded up,
-# by a sixteenth at most where there are many rows, and fewer than a hundred graphs serve all batches of up to
-# 8,192 tokens. You write that rounding in an exercise.
+# by at most a sixteenth where there are many rows, and fewer than a hundred graphs serve all batches of up to 8,192
+# tokens. You write that rounding in an exercise.
 #
 # The post embedded 2,000 sentences of the STS benchmark, about 15 tokens each, at 54,000 a second{{ quoted }}, and
 # PyTorch did 39,000{{ quoted }}, both padded to the longest sentence of each batch. Our corpus is 2,000 sentences of
@@ -362,8 +362,8 @@ table(rows, {"": "", "sentences in a batch": "", "sentences per second": ",.0f"}
       f"{corpus['sentences']:,} sentences of {corpus['mean_tokens']:.1f} tokens on average, in graphs")
 
 # %% [markdown]
-# Padded to the longest, batches of 256{{ if best_256 }} are best: beyond that the padding costs more than the fewer
-# launches save. Packed, 1,024 sentences are best{{ if best_1024 }}. Padded and compiled, PyTorch reaches less than
+# Padded to the longest, batches of 256{{ if best_256 }} are best: beyond that the padding costs more than having fewer
+# launches saves. Packed, 1,024 sentences are best{{ if best_1024 }}. Padded and compiled, PyTorch reaches less than
 # half{{ if below_half_of_ours }} of our packed rate. But PyTorch can be packed, too, with attention that knows where a
 # sentence ends: FlashAttention for sequences of different lengths (*varlen*), or FlexAttention, which compiles a kernel
 # for a given mask. With the latter, ours is ahead by a factor of only {{ gain:.1f }}. Packing makes our own rate
@@ -376,8 +376,8 @@ table(rows, {"": "", "sentences in a batch": "", "sentences per second": ",.0f"}
 # %% [markdown]
 # ## What I learned
 #
-# - Count first. A step that changes no count needs a reason inside the kernel, and a step that does change one may only
-#   save what a cache was saving already.
+# - Count first. If a step is faster and changes no count, the reason is inside the kernel. A step that does change one
+#   may only save what a cache was saving already.
 # - The largest step came from executing fewer instructions. Neither fewer bytes nor more warps are ends in themselves:
 #   the fastest kernels here have the lowest occupancy.
 # - A failure belongs to a kernel *and* a GPU. Two of the post's three do not fail on an H200; on another GPU, do the

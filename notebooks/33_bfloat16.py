@@ -11,12 +11,12 @@
 #
 # ## The problem
 #
-# In the last two parts of the course we build an inference engine for Llama, from a single number to many conversations
-# at once. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan in CUDA C++
-# with cuBLAS. Ours is in Python, with our kernels throughout.
+# In the last two parts of the course we build an inference engine for Llama, from a single number to many simultaneous
+# conversations. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan in
+# CUDA C++ with cuBLAS. Ours is in Python, with our kernels throughout.
 #
-# The number comes first. A Llama is published in *bfloat16*, two bytes for each parameter, and almost everything that
-# its kernels read and write is bfloat16, too.
+# The number comes first. A Llama is published in *bfloat16*, two bytes per parameter, and almost everything that its
+# kernels read and write is bfloat16, too.
 
 # %%
 from labkit import table
@@ -26,14 +26,14 @@ table([(name, size * LLAMA_3_2_1B.parameters / 1e9) for name, size in (("float32
       {"format": "", "GB": ".2f"}, f"Llama 3.2 1B has {LLAMA_3_2_1B.parameters:,} parameters")
 
 # %% [markdown]
-# Half the bytes need half the memory, and half the time to read. But a format of 16 bits has only 65,536 patterns for
-# everything from the smallest gradient to the largest activation. So the question is which numbers to represent.
+# Half the bytes take half the memory, and half the time to read. But a format of 16 bits has only 65,536 patterns for
+# everything from the smallest gradient to the largest activation. So the question is which numbers it should represent.
 #
 # ## Prediction
 #
-# Three questions lead through this lesson. How many digits of 12.34{{ example }} survive in bfloat16? If 1 is added
-# again and again in bfloat16, where does the sum stop growing? And what does float16, also 16 bits, do better than
-# bfloat16, and what worse?
+# This lesson answers three questions. How many digits of 12.34{{ example }} survive in bfloat16? If 1 is added again
+# and again in bfloat16, where does the sum stop growing? And what does float16, also 16 bits, do better than bfloat16,
+# and what worse?
 #
 # ## A number in bits
 #
@@ -42,8 +42,9 @@ table([(name, size * LLAMA_3_2_1B.parameters / 1e9) for name, size in (("float32
 # $$\text{value} = (-1)^{\text{sign}} \cdot 1.\text{fraction} \cdot 2^{\,\text{exponent} - \text{bias}}$$
 #
 # float16 has 5 exponent bits, with a bias of 15, and 10 fraction bits. Here is 12.34{{ example }} by hand. We divide by
-# 2 until the result is between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there,
-# so it is not stored. The fraction is the rest. What are the 10 fraction bits of 12.34{{ example }}?
+# 2 until the result is between 1 and 2, and count the divisions: that is the exponent without the bias, the power of 2
+# in the formula. The leading 1 is always there, so it is not stored. The fraction is the rest. What are the 10 fraction
+# bits of 12.34{{ example }}?
 
 # %%
 value, exponent = 12.34, 0
@@ -56,7 +57,7 @@ for kept in (555, 556):
     print(f"  {kept}: 0 {exponent + 15:05b} {kept:010b} = 0x{bits:X} = {(1 + kept / 1024) * 2**exponent}")
 
 # %% [markdown]
-# The fraction would have to be {{ (12.34 / 8 - 1) * 1024:.2f }}, and only whole numbers fit. tiny-vllm works through
+# The fraction would have to be {{ (12.34 / 8 - 1) * 1024:.2f }}, but only whole numbers fit. tiny-vllm works through
 # this example digit by digit and drops the digits that do not fit. That is *truncation*, and it gives 0x4A2B. The
 # nearest float16 is 0x4A2C. IEEE 754, the standard for floating-point numbers, rounds to nearest by default, and so do
 # GPUs and NumPy. How many of the digits of 12.34{{ example }} are left in bfloat16?
@@ -77,9 +78,9 @@ pictures.bits_of(12.34)
 # ## Rounding
 #
 # The upper 16 bits of a float32 are a bfloat16, so truncation is a shift. To round to nearest, we add 0x7FFF before the
-# shift, which carries into the upper half if the lower half is more than 0x8000. If it is exactly 0x8000, the number
-# is halfway between two bfloat16. Such a *tie* goes to the neighbour whose last bit is 0; adding the last bit
-# that is kept does that. The rule is called *round to nearest, ties to even*.
+# shift, which carries into the upper half if the lower half is more than 0x8000. If it is exactly 0x8000, the number is
+# halfway between two bfloat16 numbers. Such a *tie* goes to the neighbour whose last bit is 0; adding the last bit that
+# is kept does that. The rule is called *round to nearest, ties to even*.
 #
 # Near 1, neighbouring bfloat16 numbers are 1/128 apart, so 1 + 1/256 and 1 + 3/256 are both ties. What do 1 + 1/256 and
 # 1 + 3/256 become?
@@ -102,8 +103,8 @@ for extra in (1, 3):
     print(f"1 + {extra}/256 = 0x{tie.view(np.uint32)[0]:08X} becomes 0x{bits:04X} = 1 + {128 * (kept - 1):.0f}/128")
 
 # %% [markdown]
-# One goes down and the other up. What are the mean error and the largest of 100,000 numbers between 1 and 2, in units
-# of the last bit, if they are truncated, and if they are rounded to nearest?
+# One goes down and the other up. Take 100,000 numbers between 1 and 2. What are their mean error and their largest
+# error, in units of the last bit, if they are truncated, and if they are rounded to nearest?
 
 # %%
 numbers = np.random.default_rng(0).uniform(1, 2, 100_000).astype(np.float32)
@@ -120,7 +121,7 @@ table([(name, error.mean(), np.abs(error).max()) for name, error in errors.items
 # ## The one value that needs a test
 #
 # The formula fails for NaN, "not a number", whose exponent bits are all 1 and whose fraction is not 0; with a fraction
-# of 0, the same exponent means infinity. What do the NaN 0x7F800001 and 0x7FFFFFFF become?
+# of 0, the same exponent means infinity. What do the NaNs 0x7F800001 and 0x7FFFFFFF become?
 
 # %%
 for pattern in (0x7F800001, 0x7FFFFFFF):
@@ -130,7 +131,7 @@ for pattern in (0x7F800001, 0x7FFFFFFF):
 
 # %% [markdown]
 # The first NaN has its fraction in the lower half and becomes infinity. In the second the carry runs through the
-# exponent into the sign, and the result is -0. So NaN needs a separate test, which labkit's `bfloat16_of` has.
+# exponent into the sign, and the result is -0. So NaN needs a separate test, and labkit's `bfloat16_of` has one.
 # Without it, a fault in a model can come out as an ordinary zero and go unnoticed.
 #
 # ## Range and precision
@@ -154,8 +155,8 @@ table(rows, {"": "", "smallest": ".2g", "smallest normal": ".2g", "largest": ".3
 
 # %% [markdown]
 # Near 1, float16 has the finer steps. Its range is narrow: 70,000 overflows to infinity, and 1e-8 becomes 0. bfloat16
-# keeps both, roughly. Below the smallest normal number the spacing stays the same, in the flat parts of the lines.
-# These are the *subnormal* numbers, with a leading 0 instead of the 1.
+# keeps both, roughly. Below the smallest normal number the spacing stays the same, in the flat parts of the lines. The
+# numbers there are *subnormal*, with a leading 0 instead of the 1.
 #
 # Rounding to bfloat16 changes a weight by at most one part in 256, too little to matter to the output of a trained
 # network. Overflow is worse: the next norm or softmax turns an infinity into NaN. Training needs both ends of the
@@ -200,15 +201,15 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
 table(rows, {"relative error after": "", **{f"{length:,} terms": ".1e" for length in lengths}})
 
 # %% [markdown]
-# A few percent with a bfloat16 accumulator, and a hundred thousand times less with a float32 one. The longer the sum,
-# the larger the error, and a Llama's dot products have thousands of terms. So kernels load and store bfloat16 but keep
-# their accumulators in float32. The products are exact there: two significands of 8 bits have a product of at most 16
-# bits, and a float32 has 24.
+# It is a few percent with a bfloat16 accumulator, and a hundred thousand times less with a float32 one. The longer the
+# sum, the larger the error, and a Llama's dot products have thousands of terms. So kernels load and store bfloat16 but
+# keep their accumulators in float32. The products are exact there: two significands of 8 bits have a product of at most
+# 16 bits, and a float32 has 24.
 #
 # ## Two numbers in a word
 #
 # NumPy has no bfloat16, so our arrays are `uint16`: they hold the bits. Two neighbours form a 32-bit word, the first
-# one in its low half. A shift and a mask turn it into two float32:
+# one in its low half. A shift and a mask turn it into two float32 numbers:
 
 # %%
 pair = bfloat16_of([12.34, -1.5])
@@ -219,9 +220,9 @@ print(f"0x{word:08X}: {first}, {second}")
 # %% [markdown]
 # ## Eight numbers in a load
 #
-# A thread can load 128 bits with one instruction: eight bfloat16. The first kernel of a Llama only copies rows:
+# A thread can load 128 bits with one instruction: eight bfloat16 values. The first kernel of a Llama only copies rows:
 # `out[t]` is row `ids[t]` of a table, the embedding of token t (lesson 28). There is one version with one value per
-# load, and this one with eight. `VEC` is 8, and `NAN_VALUE` is a word of two NaN, for an id that is not in the table.
+# load, and this one with eight. `VEC` is 8, and `NAN_VALUE` is a word of two NaNs, for an id that is not in the table.
 
 # %%
 from labkit import show_source
@@ -233,8 +234,8 @@ by_one, by_eight = embedding.make_token_embedding_strided(BF16), embedding.make_
 show_source(by_eight)
 
 # %% [markdown]
-# Suppose four tokens and rows of 2,048 values, 4,096 bytes. A request is one load or store of a whole warp. Between the
-# two kernels, what are the ratio of the 32-byte sectors that they move and the ratio of their requests?
+# Suppose there are four tokens, and rows of 2,048 values, 4,096 bytes. A request is one load or store of a whole warp.
+# By what factor do the two kernels differ in the 32-byte sectors that they move, and by what factor in their requests?
 
 # %%
 from labkit import agree, cuda, observe
@@ -247,11 +248,11 @@ for name, kernel in (("one number per load", by_one), ("eight numbers per load",
 agree(TOKEN_EMBEDDING_BF16)
 
 # %% [markdown]
-# The sectors are the same, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request,
+# They move the same sectors, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request,
 # rather than 64. The ratio stays below eight because each warp also loads an id.
 #
 # On a GPU, the bytes in flight decide how much bandwidth a kernel reaches (lesson 02), and wide loads put more of them
-# in flight. SwiGLU, a kernel that the Llama needs later (lesson 36), was recorded on an H200 in both forms. It computes
+# in flight. SwiGLU, a kernel that the Llama needs later (lesson 36), was measured on an H200 in both forms. It computes
 # each output from two inputs, all in bfloat16. How much faster is SwiGLU with eight values per load?
 
 # %%
@@ -268,7 +269,7 @@ swiglu
 #
 # ## What was implemented
 #
-# - numbers taken apart and rounded by hand, in three formats
+# - numbers split into bits and rounded by hand, in three formats
 # - sums with accumulators of 16 and of 32 bits
 # - the embedding of a Llama in bfloat16, with one and with eight values per load
 #
@@ -289,7 +290,7 @@ swiglu
 #
 # ## Try it
 #
-# - `float_table(0.1)`, `float_table(65_520.0)`, `float_table(1e-7)`: guess the row of float16 first.
+# - `float_table(0.1)`, `float_table(65_520.0)`, `float_table(1e-7)`: predict the row of float16 first.
 # - Find the smallest whole number that bfloat16 cannot hold. And float16? And float32?
 # - Repeat the dot products with `np.abs(x)` and `np.abs(w)`, so that nothing cancels. Which accumulator suffers?
 #

@@ -1,9 +1,9 @@
 """Find the bug: a sum that loses what is added
 
-`out[r]` (R,) float32 should be the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold
-bfloat16. Each warp computes one row, in blocks of `(32, 4)` threads, and `bfloat16_number` converts an element to
-float32. For small whole numbers the result is right. For the numbers of a model it has two correct digits, or fewer.
-A product of two bfloat16 is exact in float32, and the sum should be as accurate as a float32 sum.
+`out[r]` (R,) float32 should be the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold bfloat16
+numbers. Each warp computes one row, in blocks of `(32, 4)` threads, and `bfloat16_number` converts an element to
+float32. For small whole numbers the result is right. For the weights of a model it has two correct digits, or fewer. A
+product of two bfloat16 numbers is exact in float32, and the sum should be as accurate as a float32 sum.
 """
 
 HINTS = ("Let every product be 1. What is acc after 300 of them, if it is rounded to bfloat16 each time?",

@@ -1,19 +1,19 @@
 """Two in a word
 
-`bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie
-to the one whose last bit is 0, and put two neighbours into one word of `words` (n / 2,) uint32, the first of them in
-the low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign
-becomes 0x7FC0. Integers suffice: shifts, masks and additions.
+`bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie to
+the one whose last bit is 0, and pack two neighbours into one word of `words` (n / 2,) uint32, the first of them in the
+low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign becomes
+0x7FC0. Integer operations are enough: shifts, masks and additions.
 
 (In Numba a literal is an int64, and adding one to a uint32 gives an int64, so nothing overflows here. But shifting a
 uint32 gives a uint64, and a variable that is assigned both a uint64 and an int64 becomes a float64. If the check
 complains about a float64, begin with `np.int64(bits[...])`.)
 """
 
-HINTS = ("Which 16 bits of a float32 are dropped, and for which of their values is the bfloat16 above nearer than the "
+HINTS = ("Which 16 bits of a float32 are dropped, and for which of their values is the bfloat16 above closer than the "
          "one below?",
          "A shift by 16 truncates. Adding 0x7FFF before it rounds up everything above the middle; one more, where the "
-         "last kept bit is 1, makes a tie go to the even number. NaN needs a test of its own: with the sign masked "
+         "last kept bit is 1, makes a tie go to the even number. NaN needs a separate test: with the sign masked "
          "off, its bits are greater than those of infinity.",
          "rounded = (u + 0x7FFF + (u >> 16 & 1)) >> 16, or 0x7FC0 where u & 0x7FFFFFFF > 0x7F800000; words[i] "
          "combines, with |, what bits[2 * i] rounds to and what bits[2 * i + 1] rounds to, shifted left by 16.")
@@ -88,9 +88,9 @@ EXERCISE = KernelExercise(
     demand=_loads_each_once,
     domain=(Reach("the bits are random", lambda rng, bits: (
                 rng.integers(0, 2**32, bits.size, dtype=np.uint32),), PACKED),
-            Reach("each value is halfway between two bfloat16 values", _lower_half(0x8000)),
-            Reach("each number lies just above the middle", _lower_half(0x8001)),
-            Reach("each number lies just below the middle", _lower_half(0x7FFF)),
+            Reach("each number is halfway between two bfloat16 numbers", _lower_half(0x8000)),
+            Reach("each number is just above the middle", _lower_half(0x8001)),
+            Reach("each number is just below the middle", _lower_half(0x7FFF)),
             Reach("each number is a bfloat16 already", _lower_half(0)),
             Reach("numbers are infinite, 0, -0 or beyond the largest bfloat16", _patterns(
                 0x7F800000, 0xFF800000, 0, 0x80000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F7F8000, 0x7F7F7FFF)),

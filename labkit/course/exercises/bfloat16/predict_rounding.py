@@ -1,9 +1,9 @@
 """Predict: what survives rounding
 
 On paper: bfloat16 has 8 significant bits and float16 has 11, the leading 1 included. Which whole number does 1,006
-become in bfloat16? If 0.5 is added to 0 again and again in bfloat16, rounded to nearest after each addition, where
-does the sum stop growing? Where does it stop if 3 is added each time, in bfloat16 and in float16? And how many load
-requests, one for a whole warp each, does it take to read a row of 4,096 bfloat16 with eight numbers per load?
+become in bfloat16? If 0.5 is added to 0 again and again in bfloat16, rounded to nearest after each addition, where does
+the sum stop growing? Where does it stop if 3 is added each time, in bfloat16 and in float16? And how many load
+requests, each for a whole warp, does it take to read a row of 4,096 bfloat16 numbers with eight per load?
 """
 
 HINTS = ("How far apart are neighbours from 512 to 1,024, if a number has 8 significant bits? And where does a sum "
@@ -63,16 +63,16 @@ EXERCISE = PredictionExercise(
          "by_half": "From 128 on neighbours are 1 apart, and 128.5 is a tie that goes back to 128.",
          "by_three": "From 512 on neighbours are 4 apart, and adding 3 adds 4. From 1,024 on they are 8 apart, and 3 "
                      "is less than half of that.",
-         "float16_by_three": "float16 has 3 significant bits more, so everything happens at numbers 8 times as large.",
+         "float16_by_three": "float16 has 3 more significant bits, so everything happens at numbers 8 times as large.",
          "requests": "A load of a warp moves 32 times 8 numbers."},
     wrong={
         "the tie went to the odd neighbour": {"nearest": 1004},
         "the leading 1, which is not stored, was not counted as a bit": {
             "by_half": 64, "by_three": 512, "float16_by_three": 4096},
-        "neighbours further apart than the term were taken to stop the sum: more than half of the distance rounds up": {
+        "the sum was taken to stop where neighbours are further apart than the term, but more than half rounds up": {
             "by_three": 512, "float16_by_three": 4096},
         "float16 was given the 8 significant bits of bfloat16": {"float16_by_three": 1024},
-        "a number was counted for each lane, not eight": {"requests": 128},
+        "one number per lane was counted, not eight": {"requests": 128},
         "the loads of each lane were counted: a request is the load of a whole warp": {"requests": 512},
     },
 )

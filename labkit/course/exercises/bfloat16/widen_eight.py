@@ -1,18 +1,18 @@
 """From a blank page: eight numbers in a load
 
-`x` (n,) uint16 holds bfloat16, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A thread
-converts eight neighbours. `ptx.load_global4(x, i)` returns the eight numbers from `x[i]` on as four words,
-`ptx.unpack_bf162(word)` the two numbers of a word, the one in the low half first, and `ptx.store_global4(out, i, a,
-b, c, d)` stores four float32 from `out[i]` on.
+`x` (n,) uint16 holds bfloat16 numbers, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A
+thread converts eight neighbours. `ptx.load_global4(x, i)` returns the eight numbers from `x[i]` on as four words,
+`ptx.unpack_bf162(word)` returns the two numbers of a word as float32, the one in the low half first, and
+`ptx.store_global4(out, i, a, b, c, d)` stores four float32 numbers from `out[i]` on.
 
 Write the kernel `widen_eight(x, out)`. It is launched with a one-dimensional grid of blocks of 64 threads, with at
-least one thread for each eight numbers.
+least one thread per eight numbers.
 """
 
 HINTS = ("How many words does a 128-bit load return, how many numbers are in each, and how many float32 does one "
          "128-bit store write?",
          "A thread begins at i = 8 * cuda.grid(1), and its four words hold x[i] to x[i + 7] in order. Two unpacked "
-         "words make one store of four float32; the other two words go four places further on. Guard with i < x.size.",
+         "words make one store of four float32; the other two go four elements further on. Guard with i < x.size.",
          "p, q, r, s = ptx.load_global4(x, i); a, b = ptx.unpack_bf162(p); c, d = ptx.unpack_bf162(q); "
          "ptx.store_global4(out, i, a, b, c, d); then the same with r and s, at i + 4.")
 POINTS = 2
@@ -82,9 +82,9 @@ EXERCISE = KernelExercise(
     domain=(Reach("the bits are random", lambda rng, x: (rng.integers(0, 2**16, x.size).astype(np.uint16),)),
             *of_bfloat16((0,), MOVED, HUGE_AND_TINY, NEGATIVE, ZEROS)),
     wrong={
-        "the two numbers of each word are exchanged": Edit("a, b = ptx.unpack_bf162(p)", "b, a = ptx.unpack_bf162(p)"),
-        "the words of the second half are exchanged": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(s)",
-                                                           "c, d = ptx.unpack_bf162(s)", "c, d = ptx.unpack_bf162(r)"),
+        "the first word's two numbers are swapped": Edit("a, b = ptx.unpack_bf162(p)", "b, a = ptx.unpack_bf162(p)"),
+        "the words of the second half are swapped": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(s)",
+                                                         "c, d = ptx.unpack_bf162(s)", "c, d = ptx.unpack_bf162(r)"),
         "the first four numbers are stored twice": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(p)",
                                                         "ptx.unpack_bf162(s)", "ptx.unpack_bf162(q)"),
         "the second store overwrites the first": Edit("i + 4", "i"),

@@ -48,6 +48,6 @@ LENGTHS = (
     ("no sentence has padding", lambda old, S: 0 * old + S, 0),
     ("the first sentence is empty", lambda old, S: np.where(np.arange(len(old)) == 0, 0, S), None),
     ("the last sentence is empty", lambda old, S: np.where(np.arange(len(old)) == len(old) - 1, 0, S), None),
-    ("sentences lie end to end, with no row between them", lambda old, S: old, 0),
+    ("sentences follow one another with no row between them", lambda old, S: old, 0),
     ("every sentence is followed by rows of no sentence", lambda old, S: old, GAP),
 )

@@ -3,7 +3,7 @@
 Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest is
 divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
 Everything is float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
-layer. A block has `(32, 4)` threads, and each warp computes a row. A lane keeps its share of the row, at most 12
+layer. A block has `(32, 4)` threads, and each warp computes one row. A lane keeps its share of the row, at most 12
 elements, in `kept`. The elements may be large and close together, so subtract the mean before you square.
 """
 
@@ -221,10 +221,10 @@ EXERCISE = KernelExercise(
                  "squares += cuda.shfl_down_sync(0xFFFFFFFF, squares, distance)"),
         "no guard: the last block has warps without a row": Edit("if t < x.shape[0]:", "if True:"),
         "one pass for both sums: the variance is the difference of two large numbers": add_norm_in_one_pass,
-        "out is written, and then the residual is read again: where they are one array, it holds the sum":
+        "out is written, then the residual is read again: if they are one array, it holds the sum":
             add_norm_writes_first,
         "x and the residual are read three times": add_norm_reads_again,
-        "the sums wait in `out`, in global memory, and are read back": add_norm_through_out,
+        "the sums are stored in `out`, in global memory, and read back": add_norm_through_out,
     },
 )
 

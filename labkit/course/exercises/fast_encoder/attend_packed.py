@@ -3,16 +3,16 @@
 One product has computed queries, keys and values of all heads: `qkv` (T, 3 × heads × 32) float32. A row holds the
 queries of all heads, 32 elements each, then the keys of all heads, then the values of all heads. Sentence b has the
 `lengths[b]` rows from `begins[b]` on; both arrays are (B,) int32, a length may be 0, and sentences may be in any order.
-Rows of no sentence may hold anything, even NaN, and their rows of `out` must not change.
+Rows of no sentence may hold anything, even NaN, and the same rows of `out` must not change.
 
 In each head, a token sees all tokens of its sentence: the weights are the softmax of the scores, a score is the dot
 product of query and key divided by the root of 32, and the result is the sum of the weighted values. Write it to `out`
-(T, heads × 32), head after head, with no copy before or after. For example, with two heads and `begins` (3, 0),
-`lengths` (1, 2): row 3 sees only itself, so `out[3]` is its values, `qkv[3, 128:192]`; rows 0 and 1 see each other.
+(T, heads × 32), one head after the other, with no copy before or after. For example, with two heads, `begins` (3, 0)
+and `lengths` (1, 2), row 3 sees only itself, so `out[3]` is its values, `qkv[3, 128:192]`; rows 0 and 1 see each other.
 
 The grid is `(longest, B, heads)`, and a block is one warp: it computes one query of one sentence in one head. No length
-is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax while the keys go by; here the work is
-in the addresses. `heads` is an int.
+is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax in one pass over the keys; here the
+work is in the addresses. `heads` is an int.
 
 Write `attend_packed(qkv, heads, begins, lengths, out)` from the decorator down.
 """
@@ -23,7 +23,7 @@ HINTS = ("Where in a row of qkv is element `lane` of this head's query? Of its k
          "The query is in row begins[b] + blockIdx.x, if that is less than the length; keys and values are in the rows "
          "from begins[b] to begins[b] + lengths[b] - 1. The loop over the keys is that of attend_padded.",
          "score = query * qkv[row, heads * 32 + col], five exchanges at distances 16, 8, 4, 2, 1, times 1 / sqrt(32); "
-         "correct row_sum and acc by exp(row_max - new) and add the weight and weight * qkv[row, 2 * heads * 32 + "
+         "scale row_sum and acc by exp(row_max - new) and add the weight and weight * qkv[row, 2 * heads * 32 + "
          "col]; last out[begins[b] + i, col] = acc / row_sum.")
 POINTS = 3
 NEEDS = ("attend_padded", "add_norm")
@@ -147,11 +147,11 @@ EXERCISE = KernelExercise(
         "a token sees no later ones, as in a GPT": Edit("range(begin, begin + seen)", "range(begin, begin + i + 1)"),
         "the last token is left out": Edit("range(begin, begin + seen)", "range(begin, begin + seen - 1)"),
         "the query is that of the batch's row i, not of the sentence's": Edit("qkv[begin + i, col]", "qkv[i, col]"),
-        "the heads are put together number by number, not side by side": Edit("out[begin + i, col]",
-                                                                             "out[begin + i, lane * heads + head]"),
+        "the heads are interleaved, not side by side": Edit("out[begin + i, col]",
+                                                            "out[begin + i, lane * heads + head]"),
         "the values are the keys": Edit("qkv[row, 2 * width + col]", "qkv[row, width + col]"),
         "all heads read the keys of the first": Edit("qkv[row, width + col]", "qkv[row, width + lane]"),
-        "each head is taken for 96 numbers in a row: its query, its key and its value": Edit(
+        "each head is read as 96 elements in a row: its query, its key and its value": Edit(
             "qkv[begin + i, col]", "qkv[begin + i, 96 * head + lane]",
             "qkv[row, width + col]", "qkv[row, 96 * head + 32 + lane]",
             "qkv[row, 2 * width + col]", "qkv[row, 96 * head + 64 + lane]"),

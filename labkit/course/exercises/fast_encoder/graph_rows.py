@@ -1,18 +1,18 @@
 """From a blank page: few shapes, few graphs
 
 A CUDA graph is captured for one number of rows, and a packed batch may have any. So the rows are rounded up to one of a
-few allowed counts, and those at the end stay empty. The rule: let p be the largest power of two that is not larger than
-the number of tokens. The allowed counts are the multiples of p / 16, but of 16 where p / 16 is less. A batch without
-tokens has 16 rows. With 1,000 tokens, for example, p is 512, the counts are multiples of 32, and the batch has 1,024
-rows; with 1,030 they are multiples of 64, and it has 1,088.
+few allowed counts, and the extra rows stay empty. The rule: let p be the largest power of two that is not larger than
+the number of tokens. The allowed counts are the multiples of p / 16, or of 16 if p / 16 is less. A batch without tokens
+has 16 rows. With 1,000 tokens, for example, p is 512, the counts are multiples of 32, and the batch has 1,024 rows;
+with 1,030 they are multiples of 64, and it has 1,088.
 
-Write `graph_rows(counts)`, a function of the host. `counts` (n,) holds the tokens of n batches, integers up to a
-billion. Return an array with the rows of each: the smallest allowed count that is not less than its tokens.
+Write `graph_rows(counts)`, a function of the host. `counts` (n,) holds the token counts of n batches, integers up to a
+billion. Return an array with the rows of each: the smallest allowed count that is not less than its token count.
 """
 
 HINTS = ("What are p and the allowed counts for 1,023 tokens? And for 1,024?",
-         "For a whole number, count.bit_length() - 1 is the exponent of the largest power of two that it holds. The "
-         "step is a sixteenth of that power, and 16 at least; -(-a // b) * b rounds a up to a multiple of b.",
+         "count.bit_length() - 1 is the exponent of the largest power of two that is not larger than count. The step "
+         "is a sixteenth of that power, and 16 at least; -(-a // b) * b rounds a up to a multiple of b.",
          "For each count of counts.tolist(), with 0 taken as 1: step = max(16, (1 << (count.bit_length() - 1)) // 16), "
          "and its rows are -(-count // step) * step.")
 POINTS = 2
@@ -70,19 +70,19 @@ EXERCISE = FunctionExercise(
             Reach("the counts are one more than powers of two", _near_doubles(1), {"n": 30, "most": 10**9})),
     wrong={
         "multiples of 16 at any size: thousands of shapes": Edit("max(16, power // 16)", "16"),
-        "multiples of p / 16 below 256 tokens, too: fewer than 16 rows apart": Edit("max(16, power // 16)",
-                                                                        "max(1, power // 16)"),
+        "multiples of p / 16 below 256 tokens, too, fewer than 16 rows apart": Edit("max(16, power // 16)",
+                                                                                    "max(1, power // 16)"),
         "the next power of two: up to half of the rows are empty": graph_rows_power_of_two,
         "p is the next power of two, and the steps are twice as wide":
             Edit("1 << max(count.bit_length() - 1, 0)", "1 << count.bit_length()"),
         "rounded down: the last tokens have no row": Edit("-(-max(count, 1) // step) * step",
                                                          "max(count // step, 1) * step"),
-        "a number that is allowed already is rounded up to the next": Edit("-(-max(count, 1) // step) * step",
-                                                                           "(count // step + 1) * step"),
+        "a count that is allowed already is rounded up to the next": Edit("-(-max(count, 1) // step) * step",
+                                                                          "(count // step + 1) * step"),
         "no rows for no tokens": Edit("max(count, 1)", "count"),
     },
 )
 
 EQUIVALENT = {
-    "number: 0 -> 1": "It makes a difference for 0 and 1 tokens alone, and their rows come in steps of 16 either way.",
+    "number: 0 -> 1": "It makes a difference only for 0 and 1 tokens, and these have 16 rows either way.",
 }

@@ -6,7 +6,7 @@ the row is padding. Copy each sentence into the packed batch: `out` (T,) int32 h
 Sentences may be in any order, and a length may be 0. The grid has one block of 32 threads per sentence.
 """
 
-HINTS = ("Thread 5 of a sentence's block takes its tokens 5, 37, 69 and so on. Which element of `ids` is each, and "
+HINTS = ("Thread 5 of a sentence's block copies tokens 5, 37, 69 and so on. Which element of `ids` is each, and "
          "where does it go?",
          "A loop from cuda.threadIdx.x to lengths[b] in steps of 32. From lengths[b] on there is no token of the "
          "sentence, and that element of out belongs to another one.",
@@ -69,12 +69,12 @@ EXERCISE = KernelExercise(
     benign_races=False,  # each id is copied by one thread
     domain=tuple(_ids_with(*each) for each in LENGTHS),
     wrong={
-        "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
+        "sentences are put where padded sentences would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
         "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
-        "32 tokens a sentence, and the rest is left out": Edit("lengths[b], 32)", "min(lengths[b], 32), 32)"),
+        "32 tokens per sentence, and the rest is left out": Edit("lengths[b], 32)", "min(lengths[b], 32), 32)"),
         "the last token is left out": Edit("lengths[b]", "lengths[b] - 1"),
-        "the length is taken for the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
-                                                "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),
+        "the length is used as the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
+                                              "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),
         "the first token is left out: places begin at 0": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
                                                                "range(cuda.threadIdx.x + 1, lengths[b], 32)"),
     },

@@ -2,13 +2,13 @@
 
 In a packed batch, a sentence begins where the one before it ends: `begins[b]` is the sum of all lengths before
 `lengths[b]`. Such sums are called an *exclusive scan*. Here one block of 128 threads computes it for up to 128
-sentences; both arrays are (B,) int32. In each round, a thread adds to its sum the one of the thread `distance` before
-it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For three
-sentences the result is right; for a hundred it is not safe.
+sentences; both arrays are (B,) int32. In each round, a thread adds to its sum that of the thread `distance` before it,
+and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For three sentences
+the result is right; for a hundred it may be wrong.
 """
 
-HINTS = ("One warp may be a line ahead of another. Whose sum does thread 32 read in the first round, and who may "
-         "have changed it by then?",
+HINTS = ("One warp may be a line ahead of another. Whose sum does thread 32 read in the first round, and could that "
+         "sum have changed by then?",
          "Reading and writing in one round are two steps: no thread may write before all have read. A barrier "
          "separates two steps of a block.",
          "cuda.syncthreads() also between before = ... and sums[i] += before.")
@@ -75,7 +75,7 @@ def _scan_loads(report) -> str | None:
         return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
                 f"own. The others' are in shared memory, as sums.")
     if shared > enough:
-        return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
+        return (f"It loads {shared:,} values from shared memory; seven rounds with up to four loads per thread make "
                 f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
     return one_reads_for_all(report, 4 * 7)
 
@@ -124,7 +124,7 @@ EXERCISE = KernelExercise(
             Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
         "the next round reads sums that are not yet written: a barrier is missing after the writing":
             Edit("sums[i] += before\ncuda.syncthreads()", "sums[i] += before"),
-        "the own length is in the sum: that is where each sentence ends": Edit("sums[i] - lengths[i]", "sums[i]"),
+        "a sentence's own length is in the sum: that is where it ends": Edit("sums[i] - lengths[i]", "sums[i]"),
         "the distance grows by one in each round: far lengths are added many times":
             Edit("distance *= 2", "distance += 1"),
         "a round too few: the first 64 lengths never reach the last 64": Edit("while distance < 128:",
@@ -142,7 +142,7 @@ EQUIVALENT = {
     "barrier moved: while distance < 128: ... -> cuda.syncthreads() behind distance *= 2":
         "distance is a thread's own: nothing shared lies between the two places.",
     "guard: distance < 128 -> distance < 129": "In one more round, at distance 128, no thread has a neighbour to add.",
-    "number: 0 -> 1": "These are threads behind the last sentence, whose numbers reach no thread before them.",
+    "number: 0 -> 1": "These are threads after the last sentence, and their values reach no thread before them.",
     "number: 128 -> 256":
         "In one more round, at distance 128, no thread has a neighbour to add; and a longer array does no harm.",
     "type: sums[i] += before -> sums[i] += int32(before)": "It is an int32 already.",

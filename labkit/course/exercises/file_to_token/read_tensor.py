@@ -1,13 +1,12 @@
 """A tensor of a file
 
 `raw` is a safetensors file, byte by byte: an array of `uint8`. Its first 8 bytes are the size of the header, lowest
-byte first. Then comes the header in JSON, and then the data. Return the tensor called `name` as an array of float32
-with its shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not
-follow in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
-`np.frombuffer` accept.
+byte first. Then come the header in JSON and the data. Return the tensor called `name` as an array of float32 with its
+shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not be in the
+order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and `np.frombuffer` accept.
 """
 
-HINTS = ("Where does the header end, counted from the first byte of the file? From there the offsets count.",
+HINTS = ("Where does the header end, counted from the first byte of the file? The offsets are counted from there.",
          'length = int.from_bytes(raw[:8].tobytes(), "little"). The header is raw[8 : 8 + length], the data begin at '
          "8 + length. JSON gives a dictionary: look up the name.",
          'begin, end = entry["data_offsets"]; then np.frombuffer(raw[8 + length + begin : 8 + length + '
@@ -100,12 +99,12 @@ EXERCISE = FunctionExercise(
             Reach("the header ends with spaces, which belong to it", _with_spaces)),
     wrong={"the offsets are counted from the first byte of the file": Edit("raw[8 + length :]", "raw"),
            "the 8 bytes before the header are not counted": Edit("raw[8 + length :]", "raw[length:]"),
-           "the numbers are right, but the shape is missing": Edit('.reshape(entry["shape"])', ""),
-           "np.frombuffer takes float64 unless it is given np.float32": Edit(", np.float32)", ")"),
-           "the header's order is taken for the order of the data": tensor_in_the_headers_order,
+           "the elements are right, but the shape is missing": Edit('.reshape(entry["shape"])', ""),
+           "np.frombuffer reads float64 unless it is given np.float32": Edit(", np.float32)", ")"),
+           "the data are read in the order of the header": tensor_in_the_headers_order,
            "the header's size is read with its highest byte first": Edit('"little"', '"big"'),
-           "data_offsets are taken for begin and length; they are begin and end":
+           "data_offsets are read as begin and length; they are begin and end":
                Edit("data[begin:end]", "data[begin : begin + end]"),
-           "the data are taken to begin behind the header's text, and spaces may follow it":
+           "the data are read from the end of the header's text, but spaces may follow it":
                Edit("raw[8 + length :]", "raw[8 + len(raw[8 : 8 + length].tobytes().rstrip()) :]")},
 )

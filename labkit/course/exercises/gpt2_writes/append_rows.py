@@ -1,13 +1,12 @@
 """Into the cache
 
 A row of `qkv` holds the queries, the keys and the values of a token, `width` elements each. A row of `cache` holds keys
-and values, 2 × `width`. `start[0]` says how many tokens are in the cache already; it is in device memory, so that a
-graph can be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
-`start[0] + t` of `cache`. A row for which the cache has no room left is not copied. The queries are not copied.
+and values, 2 × `width` elements. `start[0]` says how many tokens are in the cache already; it is in device memory, so
+that a graph can be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv`
+to row `start[0] + t` of `cache`. A row for which the cache has no room left is not copied, nor are the queries.
 """
 
-HINTS = ("Three tokens are in the cache, and two more come. Into which rows do they go? And which columns of qkv are "
-         "keys?",
+HINTS = ("Three tokens are in the cache, and two more come. Which rows do they go to? Which columns of qkv are keys?",
          "The row is start[0] + t. The columns width to 3 * width - 1 of qkv go to the columns 0 to 2 * width - 1 of "
          "the cache, 32 at a time.",
          "row = start[0] + t; if row < cache.shape[0]: for col in range(cuda.threadIdx.x, 2 * width, 32): cache[row, "
@@ -66,10 +65,10 @@ EXERCISE = KernelExercise(
             Reach("the cache is full", _starting_at(len))),
     wrong={
         "the rows go to the beginning of the cache: `start` is not used": Edit("row = start[0] + t", "row = t"),
-        "queries and keys are copied, not keys and values: the columns begin one width later":
+        "queries and keys are copied, not keys and values: those begin one width later":
             Edit("qkv[t, width + col]", "qkv[t, col]"),
         "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
-        "one column a thread: rows longer than 32 are left unfinished":
+        "one column per thread: rows longer than 32 are left unfinished":
             Edit("2 * width, 32)", "min(2 * width, 32), 32)"),
         "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
         "the first lane of each block copies the whole row":

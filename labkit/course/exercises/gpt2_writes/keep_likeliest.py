@@ -1,16 +1,16 @@
 """From a blank page: temperature and top-k
 
-A sampler's first half, in NumPy. Keep the `k` largest of the logits (where several are as large as the last of them,
-any of these), divide those by the temperature, and turn them into probabilities with a softmax. All other tokens get 0.
-Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may be
-subtracted from all logits without changing the result?
+A sampler's first half, in NumPy. Keep the `k` largest logits (if several are equal to the smallest of these, keep any
+of them), divide them by the temperature, and turn them into probabilities with a softmax. All other tokens get 0.
+Return an array as long as `logits` that adds up to 1. Logits can be large: `np.exp(1000)` is infinite. What can you
+subtract from all logits without changing the result?
 
 Write `keep_likeliest(logits, temperature, k)`.
 """
 
-HINTS = ("If all logits become 5 larger, what happens to the probabilities?",
+HINTS = ("If 5 is added to all logits, what happens to the probabilities?",
          "np.argsort(-logits)[:k] are the indices of the k largest. Subtract the largest logit from them, divide by "
-         "the temperature, exponentiate, and divide by the sum of what was kept.",
+         "the temperature, exponentiate, and divide by the sum of those kept.",
          "exponentials = np.exp((logits[kept] - logits.max()) / temperature); shares = np.zeros(logits.size); "
          "shares[kept] = exponentials / exponentials.sum().")
 POINTS = 2
@@ -120,14 +120,14 @@ EXERCISE = FunctionExercise(
     tolerance=lambda logits, temperature, k: np.full(logits.size, 2e-5 + 2.0**-22 * np.abs(logits).max() / temperature),
     wrong={"the logits are multiplied by the temperature": shares_times_temperature,
            "the temperature divides the probabilities, which changes nothing": shares_temperature_last,
-           "the kept ones have the shares that they had among all: the sum is less than 1": shares_of_all,
-           "the least likely are kept": shares_of_the_least,
+           "the kept tokens keep their probabilities among all: the sum is less than 1": shares_of_all,
+           "the least likely tokens are kept": shares_of_the_least,
            "one token too many is kept": shares_one_more,
            "the others get the logit 0, and exp(0) is not 0": shares_of_zeros,
-           "exp of large logits is infinite: the largest has to be taken away first": shares_too_large},
+           "exp of large logits is infinite: the largest has to be subtracted first": shares_too_large},
 )
 
 EQUIVALENT = {
     "omission: shares[kept] = exponentials / exponentials.sum() -> shares[kept] += exponentials / exponentials.sum()":
-        "shares holds zeros before.",
+        "shares holds zeros until then.",
 }

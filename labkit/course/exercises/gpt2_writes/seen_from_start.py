@@ -2,12 +2,12 @@
 
 This kernel computes the softmax of rows of scores under a causal mask, one warp per row. Row t belongs to the query at
 position `start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at
-position j. A query sees the keys up to its own position, and what it does not see gets 0. As long as a prompt comes in
-one pass, the result is right. From the first token after it, the model talks nonsense.
+position j. A query sees the keys up to its own position; the weights of all other keys are 0. While the prompt is
+computed in one pass, the result is right. From the first token after it, the model writes nonsense.
 """
 
-HINTS = ("start[0] is 20 and a single row comes. At which position is its query, and how many keys does the kernel let "
-         "it see?",
+HINTS = ("start[0] is 20 and there is a single row. At which position is its query, and how many keys does the kernel "
+         "let it see?",
          "Positions are counted from the beginning of the text: row t is at start[0] + t, and sees all keys up to "
          "there, its own among them.",
          "seen = start[0] + t + 1")
@@ -115,7 +115,7 @@ EXERCISE = KernelExercise(
            "a query does not see its own token": Edit("start[0] + t + 1", "start[0] + t"),
            "every query sees all tokens of the pass, those after it as well":
                Edit("start[0] + t + 1", "start[0] + scores.shape[0]"),
-           "the query's place in the pass is forgotten: all see as much as the first":
+           "the query's position in the pass is forgotten: all see as much as the first":
                Edit("start[0] + t + 1", "start[0] + 1"),
            "nothing is hidden": Edit("start[0] + t + 1", "scores.shape[1]"),
            "nothing is subtracted, and exp of a large score is infinite":

@@ -3,9 +3,9 @@
 Row t of `out` (T, C) begins as the sum of three rows: row `ids[t]` of `words`, row `types[t]` of `kinds` and row
 `positions[t]` of `places`. Then it is normalised: its mean is subtracted, the rest is divided by the root of its
 variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two have C elements each. `ids`, `types` and
-`positions` are (T,) int32, all else is float32. A block has `(32, 4)` threads and computes four rows, one per warp;
-`cuda.threadIdx.x` is the lane. The lanes of a row combine their sums with shuffles. The sums of a row may be large and
-close together: subtract the mean before you square.
+`positions` are (T,) int32, everything else is float32. A block has `(32, 4)` threads and computes four rows, one per
+warp; `cuda.threadIdx.x` is the lane. The lanes of a row combine their sums with shuffles. The elements of a row may be
+large and close together: subtract the mean before you square.
 
 Write `embed_norm(ids, types, positions, words, places, kinds, weight, bias, out)` from the decorator down.
 """
@@ -13,8 +13,8 @@ Write `embed_norm(ids, types, positions, words, places, kinds, weight, bias, out
 HINTS = ("A row is needed three times: for its mean, for its variance, and to be normalised. Where can a lane keep its "
          "share of it in the meantime?",
          "Each lane has the columns lane, lane + 32, ... Let it store the sum of the three rows in out and add it up; "
-         "five shuffles give the mean to all lanes. Then the squares of what is left of the mean, five shuffles again, "
-         "and a third loop that normalises. The row is blockIdx.x * 4 + threadIdx.y, with a guard.",
+         "five shuffles give the mean to all lanes. Then the squares of the differences from the mean, five shuffles "
+         "again, and a third loop that normalises. The row is blockIdx.x * 4 + threadIdx.y, with a guard.",
          "v = words[ids[t], col] + kinds[types[t], col] + places[positions[t], col]; out[t, col] = v; total += v; then "
          "total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance) for 16, 8, 4, 2, 1; mean = total / "
          "float32(columns). The same for the squares, and scale = cuda.rsqrt(squares / float32(columns) + "
@@ -171,7 +171,7 @@ EXERCISE = KernelExercise(
                   _indices(lambda each, rows: 0 * each + rows - 1)),
             *of((3, 4, 5), ZEROS, HUGE_AND_TINY), *of(3, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((6, 7), NEGATIVE)),
     wrong={
-        "the position is the row; in a batch each sentence begins at 0 again": Edit("positions[t]", "t"),
+        "the position is the row, but each sentence of a batch begins at 0 again": Edit("positions[t]", "t"),
         "the type is never added": Edit(" + kinds[kind, col]", ""),
         "epsilon is GPT-2's 1e-5, and BERT's is 1e-12": Edit("float32(1e-12)", "float32(1e-5)"),
         "no epsilon: a row without variance is divided by 0": Edit(" + float32(1e-12)", ""),
@@ -185,8 +185,8 @@ EXERCISE = KernelExercise(
                  "total += cuda.shfl_down_sync(0xFFFFFFFF, total, distance)"),
         "no guard: the last block has warps without a row": Edit("if t < out.shape[0]:", "if True:"),
         "one pass for both sums: the variance is the difference of two large numbers": embed_norm_in_one_pass,
-        "one element a lane: rows longer than 32 are left unfinished": embed_norm_one_element_a_lane,
-        "every lane adds up the whole row, and nothing is exchanged": embed_norm_without_shuffles,
+        "one element per lane: rows longer than 32 are left unfinished": embed_norm_one_element_a_lane,
+        "every lane adds up the whole row, without shuffles": embed_norm_without_shuffles,
     },
 )
 
@@ -198,7 +198,7 @@ EQUIVALENT = {
 }
 
 AFTER = """
-It is the first launch of an encoder. The next cell gives it to a small one with random weights, and compares what
+It is the first launch of an encoder. The next cell puts it into a small one with random weights, and compares what
 each launch writes with NumPy in float64. One of the sentences is empty.
 
 # %%

@@ -2,13 +2,13 @@
 
 `vocabulary` is a list of pieces, and the index of a piece in it is its id. A piece that continues a word begins with
 `##`, as in `##ing`. Cut `word` as WordPiece does: take the longest piece that fits at the beginning, then the longest
-that continues it there, and so on. Return the list of ids. WordPiece never takes a piece back. Where nothing fits,
-however late in the word, the result is the id of `[UNK]` alone. `word` has at least one letter.
+that continues it there, and so on. Return the list of ids. WordPiece never takes a piece back. If nothing fits, however
+late in the word, the result is only the id of `[UNK]`. `word` has at least one letter.
 """
 
-HINTS = ("Where does the next piece begin, and which ends do you try, in which order? When may you stop trying?",
+HINTS = ("Where does the next piece begin, and which ends do you try, in which order? When can you stop trying?",
          "Two loops: while begin < len(word), and inside it the ends from len(word) down to begin + 1. Inside the "
-         "word, ## is put before the letters. If the inner loop finds nothing, the answer is [UNK] alone.",
+         "word, put ## before the letters. If the inner loop finds nothing, the answer is [UNK] alone.",
          'for end in range(len(word), begin, -1): piece = word[begin:end] if begin == 0 else "##" + word[begin:end]; '
          "if piece in vocabulary: append vocabulary.index(piece), set begin = end, break. The for's else returns "
          '[vocabulary.index("[UNK]")].')
@@ -110,18 +110,18 @@ EXERCISE = FunctionExercise(
             Reach("a longer piece would fit, but it is only for the beginning of words",
                   _word("abcd", "ab", "cd", "##c", "##d"))),
     wrong={
-        "the shortest piece is taken, and the longest is wanted":
+        "the shortest piece is taken, not the longest":
             Edit("range(len(word), begin, -1)", "range(begin + 1, len(word) + 1)"),
-        "another division is looked for where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
-        "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]":
+        "another split is tried where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
+        "only the letter that fits nothing becomes [UNK], not the whole word":
             Edit('return [vocabulary.index("[UNK]")]',
                  'ids.append(vocabulary.index("[UNK]"))\n'
                  "begin += 1"),
-        "the pieces before the gap are kept beside [UNK]":
+        "the pieces before the gap are kept, with [UNK] after them":
             Edit('return [vocabulary.index("[UNK]")]', 'return [*ids, vocabulary.index("[UNK]")]'),
-        "a word that does not fit gives no ids; it is one [UNK]":
+        "a word that does not fit gives no ids, but it is one [UNK]":
             Edit('return [vocabulary.index("[UNK]")]', "return []"),
-        "[UNK] has its own place in the vocabulary, which need not be 0":
+        "0 is returned, but [UNK] need not be the first of the vocabulary":
             Edit('return [vocabulary.index("[UNK]")]', "return [0]"),
         "pieces inside the word are looked up without ##": Edit('"##" + word[begin:end]', "word[begin:end]"),
         "the first piece is looked up with ##, too": Edit('word[begin:end] if begin == 0 else "##" + word[begin:end]',

@@ -2,11 +2,11 @@
 
 Attention of one head of width 32, over sentences that are padded to S rows. `queries`, `keys`, `values` and `out` are
 (B × S, 32) float32, and `lengths` (B,) int32 says how many tokens each sentence has. A block is one warp of 32 threads
-and computes one row. A token sees all tokens of its sentence and no others, and a row of padding gets 0. Padding may
-hold anything, even NaN. Alone, a sentence comes out right; in a batch with a longer one, it does not.
+and computes one row. A token sees all tokens of its sentence and no others, and the result in a row of padding is 0.
+Padding may hold anything, even NaN. Alone, a sentence comes out right; in a batch with a longer one, it does not.
 """
 
-HINTS = ("What is the weight of a key of padding, and to which three numbers does it contribute?",
+HINTS = ("What is the weight of a padding key, and which three variables does it change?",
          "The exponential of a score of 0 is not 0. A score of minus infinity would give the weight 0; but what is 0 "
          "times a value that is NaN? Keys of padding need not be read at all.",
          "for j in range(seen), and without the lines about j >= seen.")
@@ -181,7 +181,7 @@ EXERCISE = KernelExercise(
             Edit("weight * values[first + j, lane]", "weight * values[j, lane]"),
         "a token sees no later ones, as in a GPT": Edit("for j in range(seen):", "for j in range(t - first + 1):"),
         "the last token is left out": Edit("for j in range(seen):", "for j in range(seen - 1):"),
-        "rows of padding get a result, too: they are to be 0":
+        "rows of padding get a result, too, but should be 0":
             Edit("acc / row_sum if t - first < seen else float32(0.0)", "acc / row_sum"),
         "the scores are not divided by the root of 32": Edit(SCALED, ""),
     },

@@ -1,13 +1,13 @@
 """The mean of a sentence
 
-`x` (T, C) float32 holds one row per token of a batch. Sentence b has the rows `begins[b]` to `begins[b] + lengths[b] -
-1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a sentence without tokens.
-Rows that belong to no sentence may hold anything, even NaN. Sentences need not follow one another in order. The grid is
-`(blocks, B)`, in blocks of 64 threads: `cuda.blockIdx.y` is the sentence, and each thread has one column; both are
-computed for you.
+`x` (T, C) float32 holds one row per token of a batch. Sentence b has the rows `begins[b]` to
+`begins[b] + lengths[b] - 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a
+sentence without tokens. Rows that belong to no sentence may hold anything, even NaN. Sentences need not follow one
+another in order. The grid is `(blocks, B)`, in blocks of 64 threads: `cuda.blockIdx.y` is the sentence, and each thread
+computes one column; `b` and `col` are given.
 """
 
-HINTS = ("Which rows does the thread's sentence have, and by what is their sum divided? What is the sum of no rows?",
+HINTS = ("Which rows belong to the thread's sentence, and what is their sum divided by? What is the sum of no rows?",
          "Begin with float32(0.0), add x[row, col] for each row from begins[b] up to begins[b] + lengths[b], and "
          "divide by the length, or by 1 where it is 0. The last block of columns needs a guard.",
          "if col < x.shape[1]: total = float32(0.0); for row in range(begins[b], begins[b] + lengths[b]): total += "
@@ -92,19 +92,19 @@ EXERCISE = KernelExercise(
             _pooled_with("every sentence has a single token", lambda old: 0 * old + 1),
             _pooled_with("the first sentence is empty", lambda old: np.where(np.arange(len(old)) == 0, 0, 5)),
             _pooled_with("the last sentence is empty", lambda old: np.where(np.arange(len(old)) == len(old) - 1, 0, 5)),
-            _pooled_with("sentences lie end to end, with no row between them", lambda old: old, gap=0),
+            _pooled_with("sentences follow one another with no row between them", lambda old: old, gap=0),
             _pooled_with("every sentence is followed by rows of padding", lambda old: old, gap=GAP),
             _pooled_with("the last row of x is a token", lambda old: 0 * old + 9 + GAP, gap=0),
             *of(0, *SUMMED)),
     wrong={
-        "an empty sentence is divided by 0, or left unwritten; its mean is to be 0":
+        "an empty sentence is divided by 0, or left unwritten; its mean should be 0":
             Edit("float32(max(lengths[b], 1))", "float32(lengths[b])"),
         "the sum is not divided": Edit("total / float32(max(lengths[b], 1))", "total"),
-        "the sum is divided by one number for all sentences, the rows of the batch over their count":
+        "the sum is divided by the same value for all sentences, the rows of the batch over their count":
             Edit("float32(max(lengths[b], 1))", "float32(max(x.shape[0] // lengths.size, 1))"),
         "every sentence is read from the first row on": Edit("range(begins[b], begins[b] + lengths[b])",
                                                             "range(lengths[b])"),
-        "the length is taken for the end": Edit("begins[b] + lengths[b]", "lengths[b]"),
+        "the length is used as the end": Edit("begins[b] + lengths[b]", "lengths[b]"),
         "the last token is left out": Edit("begins[b] + lengths[b]", "begins[b] + lengths[b] - 1"),
         "no guard: the last block of columns is not full": Edit("if col < x.shape[1]:", "if True:"),
         "columns are counted within a block: those after 64 are never written":

@@ -1,17 +1,16 @@
 """From a blank page: a search
 
-`passages` (N, C) float32 holds one row per passage, and `query` (C,) is the row of a question. None of them is scaled
-to length 1. Return the indices of the `k` passages whose cosine with the query is largest, the largest first, as k
-whole numbers. Of equal ones any may come first. A passage of zeros has the cosine 0: it comes after those that point
-the query's way and before those that point the other way.
+`passages` (N, C) float32 holds one row per passage, and `query` (C,) is the vector of a question. None of them is
+scaled to length 1. Return the indices of the `k` passages whose cosines with the query are largest, the largest first,
+as k integers. If two are equal, either may come first. A passage of zeros has the cosine 0: it comes after those that
+point the query's way and before those that point the other way.
 
-Write the function `nearest(query, passages, k)`. NumPy does it all.
+Write the function `nearest(query, passages, k)`. NumPy is enough.
 """
 
-HINTS = ("By which lengths are the products divided in a cosine, and which of these lengths changes the order of the "
-         "passages?",
-         "passages @ query gives all products. Divide each by the length of its passage, and by a tiny number where "
-         "that is 0. np.argsort sorts upwards: sort the negative cosines.",
+HINTS = ("A cosine divides a product by two lengths. Which of the two changes the order of the passages?",
+         "passages @ query gives all products. Divide each by the length of its passage, or by a tiny value where "
+         "that is 0. np.argsort sorts in ascending order: sort the negative cosines.",
          "cosines = (passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12); return "
          "np.argsort(-cosines)[:k].")
 POINTS = 2
@@ -99,25 +98,25 @@ EXERCISE = FunctionExercise(
         "the products are divided by the squares of the lengths":
             Edit("np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
                  "np.maximum(np.linalg.norm(passages, axis=1) ** 2, 1e-12)"),
-        "the columns are divided by their lengths, not the rows by theirs":
+        "the columns are divided by their lengths, not the rows":
             Edit("(passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
                  "(passages / np.maximum(np.linalg.norm(passages, axis=0), 1e-12)) @ query"),
         "the farthest come first": Edit("np.argsort(-cosines", "np.argsort(cosines"),
         "the sign is lost: what points the other way counts as near":
             Edit("np.argsort(-cosines", "np.argsort(-np.abs(cosines)"),
         "one too many is returned": Edit("[:k]", "[: k + 1]"),
-        "the cosines are returned, not the places": Edit('np.argsort(-cosines, kind="stable")[:k]',
-                                                         "np.sort(cosines)[::-1][:k]"),
-        "the right k, in the order of the passages":
+        "the cosines are returned, not the indices": Edit('np.argsort(-cosines, kind="stable")[:k]',
+                                                          "np.sort(cosines)[::-1][:k]"),
+        "the right k, but in the order of the passages":
             Edit('np.argsort(-cosines, kind="stable")[:k]', 'np.sort(np.argsort(-cosines, kind="stable")[:k])'),
         "the distance is compared, which depends on the lengths": nearest_by_distance,
-        "a passage of zeros has the cosine NaN, which is sorted behind all others": nearest_divides_by_nothing,
+        "a passage of zeros has the cosine NaN, which is sorted last": nearest_divides_by_nothing,
     },
 )
 
 EQUIVALENT = {
     "call: np.maximum(np.linalg.norm(passages, axis=1), 1e-12) -> np.maximum(1e-12, np.linalg.norm(passages, axis=1))":
         "The larger of two numbers does not depend on their order.",
-    "number: 1e-12 -> 2e-12": "It divides rows of zeros alone, whose products are 0.",
-    "number: 1e-12 -> 5e-13": "It divides rows of zeros alone, whose products are 0.",
+    "number: 1e-12 -> 2e-12": "It divides only rows of zeros, whose products are 0.",
+    "number: 1e-12 -> 5e-13": "It divides only rows of zeros, whose products are 0.",
 }
