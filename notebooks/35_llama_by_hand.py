@@ -229,9 +229,9 @@ table(rows, {"position of the query": "d", "of the key": "d", "apart": "", "scor
 # The score stays the same as long as the distance does, and changes when only one of them moves.
 #
 # One question is left: which two values form a pair? In [J. Su and others (2021)](https://arxiv.org/abs/2104.09864),
-# who proposed RoPE, they are neighbours, 2d and 2d + 1. In the files for the transformers library pair d is (d, d +
-# D/2): the head is split in the middle. Either works with weights in the matching order. The test above cannot tell
-# them apart, since both are rotations; the comparison below can.
+# who proposed RoPE, they are neighbours, 2d and 2d + 1. In the files for the transformers library pair d is
+# (d, d + D/2): the head is split in the middle. Either works with weights in the matching order. The test above cannot
+# tell them apart, since both are rotations; the comparison below can.
 #
 # The angles are computed in float64, and a table holds their cosines and sines. One launch splits a row of `qkv`,
 # rotates queries and keys in registers, and writes keys and values to the cache. The first rung needs three launches.
