@@ -87,7 +87,7 @@ def _loads_shared(report) -> str | None:
     H, K, N = (ATTENDED[axis] for axis in "HKN")
     loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE
     if loads > enough:
-        return (f"With {H} heads of queries, {K} of keys and {N} tokens it loads {loads:,} numbers, more than "
+        return (f"With {H} query heads, {K} key heads and {N} tokens it loads {loads:,} values, more than "
                 f"{enough:,}. The {H // K} query heads of a group share their keys and values: load a key and a value "
                 f"once, use it for all of them, and keep the queries in registers.")
     return None

@@ -80,15 +80,15 @@ def _one_launch(run):
     threads = prod(run.launches[0].grid) * prod(run.launches[0].block)
     numbers = run.size["T"] * run.size["C"]
     if threads * 64 < numbers:
-        return (f"{threads:,} threads move {numbers:,} numbers. Spread the work over more threads: at most 64 "
-                f"numbers for each.")
+        return (f"{threads:,} threads move {numbers:,} values. Spread the work over more threads: at most 64 "
+                f"values per thread.")
     if run.size["C"] <= 64:
         return None
     stores = Counter(thread for cells in run.launches[0].observed().touched.values()
                      for (thread, _), kinds in cells.items() if "store" in kinds)
     if (most := max(stores.values(), default=0)) > 64:
-        return (f"A thread stores {most:,} numbers, and asked for are 64 at most. Does each thread begin with its own "
-                "number?")
+        return (f"A thread stores {most:,} values, and at most 64 are allowed. Does each thread begin with its own "
+                "value?")
     return None
 
 
