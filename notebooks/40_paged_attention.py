@@ -17,8 +17,8 @@
 #
 # Here is a page table with four sequences, one per row. Their keys and values are in nine pages of 16 tokens. The
 # entries after a sequence's last page mean nothing, and wherever there is no token, keys and values are NaN, so that a
-# kernel that reads too far gives itself away. The last sequence is an empty seat in the batch. Which page holds token
-# 20 of sequence 1?
+# kernel that reads too far gives itself away. The last sequence is empty: its row of the batch is not in use. Which
+# page holds token 20 of sequence 1?
 
 # %%
 import numpy as np
@@ -201,8 +201,8 @@ show_source(find_parts)
 # On the length of the sequence, and on nothing else in the batch. All parts but the last are a multiple of 4 pages, so
 # that each of the four warps gets the same number. Only the number of *blocks* depends on the batch.
 #
-# Here is a sequence of 200 tokens, in a batch of 300 seats with six of them taken, and then alone, in other pages. Does
-# the sequence have the same result, bit for bit, alone and in the batch?
+# Here is a sequence of 200 tokens, in a batch of 300 sequences, of which all but six are empty, and then alone, in
+# other pages. Does the sequence have the same result, bit for bit, alone and in the batch?
 
 # %%
 lengths = np.array([200, 31, 77, 150, 8, 200] + 294 * [0], np.int32)
