@@ -32,8 +32,9 @@ table([(name, str(value)) for name, value in vars(LLAMA_3_2_1B).items()], ["sett
 # %% [markdown]
 # ## Prediction
 #
-# The parameters are bfloat16, two bytes each, and writing one token reads all of them. How many bytes do the parameters
-# occupy, how long does it take to copy them to an H200, and how long does the H200 need for one token, at the least?
+# The parameters are bfloat16, two bytes each, and generating one token reads all of them. How many bytes do the
+# parameters occupy, how long does it take to copy them to an H200, and how long does the H200 need for one token, at
+# least?
 #
 # ## A model in several files
 #
@@ -70,8 +71,8 @@ print(f"{same} of {len(ours)} tensors are as the library safetensors reads them"
 #
 # On the device all tensors share one allocation, filled by one copy, and the host keeps a map from names to offsets:
 # the `Blob` of lesson 28. A large model has hundreds of tensors, so this saves hundreds of allocations and copies, each
-# of which has a fixed cost. And we choose the order of the tensors. Here it is that of a forward pass, so the next
-# figure shows tensors of one layer, scattered over the shards, come together:
+# of which has a fixed cost. And we choose the order of the tensors. Here it is that of a forward pass. The next figure
+# shows how the tensors of a layer, scattered over the shards, come together:
 
 # %%
 from labkit.course.drawings import model_in_bytes as pictures
@@ -105,7 +106,7 @@ table([(kind, gbs, size / gbs / 1e6) for kind, gbs in rates.items()],
 #
 # In each step the host sends the ids of the new tokens with their positions and their slots in the cache, kilobytes in
 # all, and gets one id per sequence back. Activations and caches never leave the device, and a step allocates nothing:
-# the buffer of ids is made once, for the largest batch, and only its active part is copied.
+# the buffer of ids is allocated once, for the largest batch, and only its active part is copied.
 #
 # Three steps follow, with five, three and one active ids. What does the buffer hold after the last?
 
@@ -119,9 +120,9 @@ for active in ([3, 3, 5, 5, 8], [61, 7, 40], [12]):
 table(rows, ["active ids", "bytes copied", "the buffer after the copy"])
 
 # %% [markdown]
-# The active id, and stale ones of the steps before. A kernel has to be told how many ids are active, or it computes
-# with the stale ones, too. The first launch of a Llama is such a kernel. It copies a row of the embedding table for
-# each id, in its simplest form with a block per token:
+# The active id, and stale ids from earlier steps. A kernel has to be told how many ids are active, or it computes with
+# the stale ones, too. The first launch of a Llama is such a kernel. It copies one row of the embedding table per id, in
+# its simplest form with one block per token:
 
 # %%
 from labkit.kernels import embedding
@@ -148,7 +149,8 @@ table(rows, ["ids", "values written", "rows of the table"])
 agree(TOKEN_EMBEDDING_BF16)
 
 # %% [markdown]
-# Nothing fails: the rows of stale ids are rows of the table like any others. The only sign is that there are too many.
+# Nothing fails: the rows of stale ids are rows of the table like any others. The only sign is that there are too many
+# rows.
 #
 # ## Where ids come from
 #
@@ -221,9 +223,9 @@ table(rows, {"tensor": "", "how many": "", "shape": "", "MB in all": ",.1f"},
 #
 # ## What a token must read
 #
-# To write one token, each weight of each layer is read once. Of the embedding table, one row is read at the start and
-# all of it at the end: `tie_word_embeddings` says that the table is also the *head*, the matrix that computes the
-# logits. Attention reads the keys and values of the tokens before, here 1,024. The norms are too small to matter.
+# To generate one token, each weight of each layer is read once. Of the embedding table, one row is read at the start
+# and all of it at the end: `tie_word_embeddings` says that the table is also the *head*, the matrix that computes the
+# logits. Attention reads the keys and values of the earlier tokens, here 1,024. The norms are too small to matter.
 # Divided by the bandwidth that a copy reaches on the H200, the sum gives a bound for the time. Which part do you expect
 # to take longest?
 
@@ -245,8 +247,8 @@ table([(name, factor * token / bandwidth / 1e6, 1e9 * bandwidth / (factor * toke
 
 # %% [markdown]
 # The MLP takes longest, and the head about as long as four layers{{ if near(525.3 / 121.6, 4) }}. A kernel that only
-# reads may be slightly faster than a copy. Beyond that, only fewer bytes make a single sequence faster. So the answers
-# to the prediction are {{ model_gb:.2f }} GB, {{ pinned_ms:.0f }} ms for a copy from pinned memory, and
+# reads may be slightly faster than a copy. Beyond that, a single sequence gets faster only with fewer bytes. So the
+# answers to the prediction are {{ model_gb:.2f }} GB, {{ pinned_ms:.0f }} ms for a copy from pinned memory, and
 # {{ token_ms:.1f }} ms for a token.
 #
 # A *batch* of sequences is another matter: it reads the weights once for all of them, and only the keys and values for
@@ -269,13 +271,14 @@ table([(name, factor * token / bandwidth / 1e6, 1e9 * bandwidth / (factor * toke
 #
 # - [Hugging Face: safetensors](https://github.com/huggingface/safetensors), the section "Format"
 # - [A. Dubey et al.: The Llama 3 Herd of Models (2024)](https://arxiv.org/abs/2407.21783)
-# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), the course whose ground these two parts cover
+# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course that covers the same ground as these two
+#   parts
 #
 # ## Try it
 #
 # - At what context length does a token read as many bytes of keys and values as of weights?
 # - How much faster would a token be if the weights had 8 bits, and the cache still 16?
-# - How many sequences does it take until a step reads more of caches than of weights?
+# - How many sequences does it take until a step reads more bytes of caches than of weights?
 #
 # In the exercises for this lesson you lay out one buffer for several files, predict the time of a token for another
 # model, and write the first launch of a Llama, with its launcher, from a blank page.

@@ -12,7 +12,7 @@
 # ## The problem
 #
 # "What is a hacker?" Our model, `data/tiny-llama`, was trained for this course on the Jargon File, a dictionary of
-# hackers' slang, and recites its definitions. It has the architecture of Llama 3.2 1B and is two
+# hackers' slang, and recites its definitions. It has the architecture of Llama 3.2 1B and is about two
 # hundred{{ if near(1235814400 / 5475584, 200, 0.2) }} times smaller.
 #
 # In this lesson and the next we follow the question through the model to the first token of the answer, and compare
@@ -84,8 +84,8 @@ table([(token, repr(tokenizer.decode([token], marks=True))) for token in ids], {
 # accepts text from strangers should look for them.
 #
 # The first launch turns tokens into rows: row t of its output is row `ids[t]` of the embedding table. Lesson 34 showed
-# it. Now run the whole model once and keep what every launch writes. We compare our own results with these arrays.
-# A uint16 is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 33. On a GPU whose tensor cores
+# it. Now we run the whole model once and keep what every launch writes, to compare our own results with these arrays. A
+# uint16 is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 33. On a GPU whose tensor cores
 # cannot multiply bfloat16 (a T4), the model computes in float16 instead.
 
 # %%
@@ -128,10 +128,10 @@ table([(size, rmsnorm(np.full(256, size))[0]) for size in (1, 1e-2, 1e-4)],
       {"a row of": "g", "RMSNorm's output": ".3f"})
 
 # %% [markdown]
-# Both ignore the scale, up to ε. Only LayerNorm ignores a shift, and the article on RMSNorm,
-# [B. Zhang and R. Sennrich (2019)](https://arxiv.org/abs/1910.07467), found that models train as well without that. The
-# second table shows ε at work. It prevents a division by 0, and it also decides how large a small row comes out. A
-# model is right only with the ε that it was trained with: 1e-5 here, 1e-6 in Qwen3 (lesson 36).
+# Both ignore the scale, up to ε. Only LayerNorm ignores a shift, and the article on RMSNorm, [B. Zhang and R. Sennrich
+# (2019)](https://arxiv.org/abs/1910.07467), found that models train just as well without that. The second table shows ε
+# at work. It prevents a division by 0, and it also decides how large the output of a small row is. A model is right
+# only with the ε that it was trained with: 1e-5 here, 1e-6 in Qwen3 (lesson 36).
 #
 # Inputs and outputs are bfloat16, with 8 significant bits, but the arithmetic between them must be float32: lesson 33
 # showed where a sum in bfloat16 gets stuck. The ladder is that of LayerNorm in lesson 21: one thread per row, a
@@ -184,8 +184,8 @@ print(f"({len(ids)}, {weight.shape[1]}) times {weight.shape}^T, by {blas.source(
 print(f"outputs that differ: {(ours != theirs).sum()} of {ours.size:,}, by at most {error:.1e} of the largest")
 
 # %% [markdown]
-# A few, by a last bit: the sums were added in another order. One function, `linear`, serves every linear layer. It
-# picks its kernel by the number of rows: for a few rows the weights are streamed past them, for many the product is
+# A few, in the last bit: the sums were added in a different order. One function, `linear`, serves every linear layer.
+# It picks its kernel by the number of rows: for a few rows the weights are streamed past them, for many the product is
 # computed in tiles.
 #
 # ## A position is a rotation
@@ -199,9 +199,9 @@ print(f"outputs that differ: {(ours != theirs).sum()} of {ours.size:,}, by at mo
 # query's by pω, the key's by jω. A dot product does not change if both vectors are rotated alike. Rotate both back by
 # pω: the query is as it was, the key is rotated by (j − p)ω, and only the distance is left.
 #
-# A head of D values has D / 2 such pairs, and each rotates at its own speed: pair d by $\omega_d = \theta^{-2d/D}$ for
-# each position. Fast pairs tell neighbours apart, slow ones tell apart what is far away. With θ = 10,000 and heads of
-# 32, how many of pairs 0, 2, 4 and 8 have completed a turn by position 8?
+# A head of D values has D / 2 such pairs, and each rotates at its own speed: pair d by $\omega_d = \theta^{-2d/D}$ per
+# position. Fast pairs tell neighbours apart, slow ones tell distant tokens apart. With θ = 10,000 and heads of 32, how
+# many of pairs 0, 2, 4 and 8 have completed a turn by position 8?
 
 # %%
 from labkit.course.drawings import llama_by_hand as pictures
@@ -228,10 +228,10 @@ table(rows, {"position of the query": "d", "of the key": "d", "apart": "", "scor
 # %% [markdown]
 # The score stays the same as long as the distance does, and changes when only one of them moves.
 #
-# It remains to say which two values form a pair. In [J. Su and others (2021)](https://arxiv.org/abs/2104.09864), who
-# proposed RoPE, they are neighbours, 2d and 2d + 1. In the files for the
-# transformers library pair d is (d, d + D/2): the head is split in the middle. Either works with weights in the
-# matching order. The test above cannot tell them apart, since both are rotations; the comparison below can.
+# One question is left: which two values form a pair? In [J. Su and others (2021)](https://arxiv.org/abs/2104.09864),
+# who proposed RoPE, they are neighbours, 2d and 2d + 1. In the files for the transformers library pair d is
+# (d, d + D/2): the head is split in the middle. Either works with weights in the matching order. The test above cannot
+# tell them apart, since both are rotations; the comparison below can.
 #
 # The angles are computed in float64, and a table holds their cosines and sines. One launch splits a row of `qkv`,
 # rotates queries and keys in registers, and writes keys and values to the cache. The first rung needs three launches.
@@ -265,7 +265,7 @@ pictures.wavelengths(plain, scaled, scaling["original_max_position_embeddings"],
 #
 # Here is everything so far in NumPy and float64, from the ids to the rotated queries of the first layer. On the way the
 # model rounds to bfloat16 four times: twice in the norm, and once in each of the two launches after it. A rounding
-# changes a value by 1/256 of it at most. How large will the largest error be, compared with the largest query?
+# changes a value by at most 1/256 of it. How large will the largest error be, compared with the largest query?
 
 # %%
 from labkit.models.llama_reference import weights_of
@@ -287,7 +287,7 @@ print(f"the largest error is {error:.1e} of the largest query; 1/256 is {1 / 256
 # ## What I learned
 #
 # - A prompt is made by a program that comes with the model. Two first tokens, or a stranger's special tokens, spoil it.
-# - A norm can do without the mean. It cannot do without the ε of its training.
+# - A norm can do without the mean. It cannot do without the ε it was trained with.
 # - Where a model rounds is part of its definition: round elsewhere, and the last bits differ.
 # - A rotation turns absolute positions into distances. That is a property, so it can be tested without a model.
 #

@@ -5,7 +5,7 @@
 #
 # You will learn
 #
-# - why a Llama has fewer heads of keys than of queries, and what that saves
+# - why a Llama has fewer key heads than query heads, and what that saves
 # - what its MLP computes, and how the last row becomes a token
 # - how comparing launch by launch finds a single wrong line in a model
 #
@@ -41,10 +41,10 @@ print(f"{len(ids)} tokens, {len(seen)} arrays")
 # %% [markdown]
 # ## Prediction
 #
-# While a model writes, every new token reads the keys and values of all earlier ones. They are kept in a *cache*, which
-# costs memory to hold and time to read. Llama 3.2 1B has 16 layers and 32 heads of queries, each of 64 values in
-# bfloat16, and its weights are {{ 2 * 1235814400 / 1e9:.1f }} GB. How large is the cache for one text of 131,072 tokens
-# with 32 heads of keys and values, and how large with only 8?
+# When a model generates text, every new token reads the keys and values of all earlier ones. They are kept in a
+# *cache*, which costs memory to hold and time to read. Llama 3.2 1B has 16 layers and 32 query heads, each of 64 values
+# in bfloat16, and its weights are {{ 2 * 1235814400 / 1e9:.1f }} GB. How large is the cache for one text of 131,072
+# tokens with 32 heads of keys and values, and how large with only 8?
 
 # %%
 rows = []
@@ -58,8 +58,8 @@ table(rows, {"heads of keys and values": "", "bytes per token": "", "GB for 131,
 #
 # ## Attention with fewer keys than queries
 #
-# *Grouped-query attention* shares keys and values. With H heads of queries and only K heads of keys and values, query
-# head h reads head h // (H / K). Llama 3.2 1B has 32 and 8, the tiny model 8 and 4.
+# *Grouped-query attention* shares keys and values. With H query heads and only K heads of keys and values, query head h
+# reads head h // (H / K). Llama 3.2 1B has 32 and 8, the tiny model 8 and 4.
 #
 # Here is attention step by step in NumPy, from the queries, keys and values of our last layer. (`gather` collects keys
 # and values from the pages of the cache, the subject of lesson 39.) Dividing by the root of D keeps the scores of
@@ -100,8 +100,8 @@ pictures.head_weights(pieces, weights, shared)
 # ## The residual stream
 #
 # A projection brings the heads back to the width of the model, and its result is added to x, the *residual stream* that
-# runs past all layers. The addition and the norm after it are one launch: the norm gets the sum from registers. A sum
-# of two bfloat16 numbers is rounded only once, so it has to agree with NumPy to the last bit.
+# runs through the whole model. The addition and the norm after it are one launch: the norm gets the sum from registers.
+# A sum of two bfloat16 numbers is rounded only once, so it has to agree with NumPy to the last bit.
 
 # %%
 from labkit.kernels.ops.rmsnorm import ADD_RMSNORM_BF16
@@ -112,7 +112,7 @@ agree(ADD_RMSNORM_BF16, ["add_rmsnorm_fused"], sizes=({"T": 9, "C": 256},))
 # ## SwiGLU
 #
 # GPT-2's MLP widens a row, applies GELU, and projects back. Llama's computes two wide rows, *gate* and *up*. The gate
-# goes through SiLU, x / (1 + exp(−x)), and multiplies the other. That is SwiGLU:
+# goes through SiLU, x / (1 + exp(−x)), and multiplies up. That is SwiGLU:
 #
 # $$\text{down}\big(\text{silu}(\text{gate}(x)) \cdot \text{up}(x)\big)$$
 #
@@ -152,8 +152,8 @@ agree(LINEAR_SWIGLU, ["linear_swiglu_streamed"], sizes=({"M": 9, "N": 24, "K": 2
 # ## From the last row to a token
 #
 # After the last layer comes one more norm. Only the last row matters now, since it predicts the next token. Its dot
-# products with the rows of a table are the logits. In a *tied* model that table is the embedding itself: the likeliest
-# token is the one whose embedding has the largest dot product with the last row.
+# products with the rows of a table are the logits. In a *tied* model that table is the embedding itself: the most
+# likely token is the one whose embedding has the largest dot product with the last row.
 
 # %%
 shares = np.exp(logits.astype(np.float64) - logits.max())
@@ -163,7 +163,7 @@ table([(token, repr(tokenizer.decode([token])), logits[token], shares[token])
       {"id": "d", "token": "", "logit": ".2f", "probability": ".2%"}, "The five likeliest first tokens")
 
 # %% [markdown]
-# *Greedy* decoding picks the token with the largest logit and, of equal ones, the lower id: the `argmax` of lesson 28.
+# *Greedy* decoding picks the token with the largest logit and, in a tie, the lower id: the `argmax` of lesson 28.
 #
 # ## Launch by launch
 #
@@ -243,7 +243,7 @@ table(rows, {"mistake": "", "first to disagree": "", "a logit moves by up to": "
 #
 # ## The first right token
 #
-# Finally the reference computes everything from the ids on, without using anything that the kernels wrote: once in
+# Finally, the reference computes everything from the ids on, without using anything that the kernels wrote: once in
 # float64 throughout, and once rounding to bfloat16 wherever the model does. Which of the two do you expect to come
 # closer to our logits?
 
@@ -259,7 +259,7 @@ table(rows, {"reference": "", "its first token": "", "ours": "", "largest differ
 
 # %% [markdown]
 # The first token is right, and neither reference is much closer than the other. Where float32 and float64 fall on
-# different sides of a rounding boundary, a last bit differs, and every later layer carries that on.
+# different sides of a rounding boundary, a last bit differs, and the difference carries through every later layer.
 #
 # The rest of the answer is the same work again, one token at a time. `answer` already does it with a cache, the subject
 # of the next lesson:
@@ -270,10 +270,10 @@ print(textwrap.fill(answer(model, 60), 98))
 # %% [markdown]
 # ## Sixteen layers, and another architecture
 #
-# For Llama 3.2 1B nothing is missing: its configuration has other values, and that is all. No kernel has a width
-# written into it. Sizes that matter to the compiler are constants, and each model gets kernels compiled for its own.
+# For Llama 3.2 1B nothing is missing: its configuration has other values, and that is all. No kernel has a hard-coded
+# width. Sizes that matter to the compiler are constants, and each model gets kernels compiled for its own.
 #
-# Another architecture costs a file. Qwen3 normalises each head of queries and keys before rotating it, and its
+# Another architecture takes one more file. Qwen3 normalises each head of queries and keys before rotating it, and its
 # attention may have biases. In everything else its launches are Llama's:
 
 # %%
@@ -313,17 +313,18 @@ climbs(ladders)
 # The norm alone is furthest from its bound{{ if norm_furthest }}, and compiled PyTorch is as fast{{ if as_fast }}. The
 # rotation is furthest ahead: {{ words(rotated['PyTorch (']) }} times as fast as PyTorch, which launches its steps one
 # by one. But any fusion would have won most of that: compiled, PyTorch takes only
-# {{ rotated['PyTorch, compiled']:.1f }} times as long as ours. The figure has every rung's speed
-# relative to the fastest library; only the norm alone ends just short of it.
+# {{ rotated['PyTorch, compiled']:.1f }} times as long as ours. The figure shows every rung's speed relative to the
+# fastest library; only the norm alone ends just short of it.
 #
 # ## What I learned
 #
-# - Keys and values occupy memory for every token of a text, queries do not. So it pays to have fewer heads of them.
+# - Keys and values occupy memory for every token of a text, queries do not. So it pays to have fewer key and value
+#   heads.
 # - A kernel can compute two products and multiply them, if both reach the same thread. Order the weights so that they
 #   do.
 # - A wrong model can give the right answer. Compare launches as well as answers.
 # - Compare each launch from the model's own inputs to it. Then the first wrong row of the table is the wrong launch.
-# - A new architecture of the same family costs a class with two methods.
+# - A new architecture of the same family takes a class with two methods.
 #
 # ## Resources
 #
@@ -344,7 +345,7 @@ climbs(ladders)
 # In the exercises for this lesson you write a gated product, predict the size of a cache, and write grouped-query
 # attention from a blank page.
 #
-# Next: **the KV cache**. Without it every token would compute its past again.
+# Next: **the KV cache**. Without it every step would compute the past again.
 
 # %% [numbers]
 # beyond = {op: row(op, name).graph_us / row(op, name).bound_ms for op, name in (('rmsnorm_bf16', 'rmsnorm_registers'),

@@ -13,12 +13,12 @@
 #
 # The model of the last lesson computes one token. An answer has many of them: the model reads the whole prompt in one
 # step, computes one token, appends it, computes the next. As in lesson 29, the first part is called *prefill*, the
-# second *decode*. Both go through the same layers in the same order, and differ only in how many rows they bring: one
-# for each token of the prompt, and then a single one per step.
+# second *decode*. Both go through the same layers in the same order, and differ only in their number of rows: one per
+# token of the prompt, and then a single one per step.
 #
 # How much does that matter? Take Llama 3.2 1B in bfloat16, a prompt of 1,024 tokens and an answer of 256. A linear
-# layer does two flops for each weight and row. Attention pairs each token with every token up to it, and for each pair
-# a head of D values does 2 D flops for the score and 2 D more to add the value, weighted, to its sum.
+# layer does two flops per weight and row. Attention pairs each token with every token up to it, and for each pair a
+# head of D values does 2 D flops for the score and 2 D more to add the weighted value to its sum.
 
 # %%
 import time
@@ -99,7 +99,8 @@ table(measured, {"": "", "steps": "", "ms per step": ".2f", "ms in all": ".0f", 
 # \text{ and } N$$
 #
 # Each weight is read once and used in T multiply-adds, so the intensity is T. How many rows does it take until the
-# flops decide, on a GPU that does about two hundred{{ if flops_a_byte_200 }} flops in the time it takes to move a byte?
+# flops are the bound, on a GPU that does about two hundred{{ if flops_a_byte_200 }} flops in the time it takes to move
+# a byte?
 
 # %%
 inputs, outputs = real.hidden_size, 2 * real.intermediate_size  # gate and up, one product
@@ -179,13 +180,13 @@ print("the same tokens:", with_cache == without)
 print(tokenizer.decode(with_cache))
 
 # %% [markdown]
-# The texts are the same. How does the work for a token depend on its position, with a cache and without one?
+# The texts are the same. How does the work per token depend on the token's position, with a cache and without one?
 #
-# To compare the two, the next cell describes two steps that end at token 40: one brings the last row only, the other
-# all forty. What a sequence brings to a step is a `Piece`: its new tokens, how many of its tokens the cache already
-# holds, and the pages of the cache that it may use (lesson 39). `planned` runs a function without launching anything
-# and lists the launches that it would have made. How many more launches does a step of forty rows need than a step of
-# one, and how many times the flops?
+# To compare the two, the next cell describes two steps that end at token 40: one computes only the last row, the other
+# all forty. What a sequence contributes to a step is a `Piece`: its new tokens, how many of its tokens the cache
+# already holds, and the pages of the cache that it may use (lesson 39). `planned` runs a function without launching
+# anything and lists the launches that it would have made. How many more launches does a step of forty rows need than a
+# step of one, and how many times the flops?
 
 # %%
 from labkit.device.launches import planned
@@ -207,9 +208,9 @@ pictures.over_positions(
     {mflop: flops(model.config, before + 1, scores_of(before + 1, 0)) / 1e6, ms: slow[1:]}, f"on {device.name()}")
 
 # %% [markdown]
-# On the CPU device, forty rows need one launch more, which gathers the last row for the head, and thirty-two times the
+# On the CPU device, forty rows need one more launch, which gathers the last row for the head, and thirty-two times the
 # flops. On a GPU a single row has fewer launches, because its norms are part of the products after them. With a cache
-# the work for a token barely grows: only attention reads more. Without one it grows with the length of the text, so the
+# the work per token barely grows: only attention reads more. Without one it grows with the length of the text, so the
 # work for a whole text grows with the square of its length or faster.
 #
 # The CPU device's times follow the work. A GPU's need not: each step has to read all weights anyway, and by the
@@ -220,7 +221,7 @@ pictures.over_positions(
 #
 # If everything but keys and values is used once, an interrupted text can be continued from very little: its keys, its
 # values, and the last token, which has not been through the model yet. We stop after ten tokens, write these to a file
-# (the cache whole, and how many tokens are in it), and continue with a new cache. Is anything missing?
+# (the whole cache, and how many tokens are in it), and continue with a new cache. Is anything missing?
 
 # %%
 import tempfile
@@ -249,7 +250,7 @@ table([("tiny-llama, float32", kv_bytes(model.config, 4), "-", "-"),
 # and its last token. It can be saved, moved to another GPU, or dropped and computed again.
 #
 # The cache is not small: that of the longest text is larger than the weights. Grouped-query attention helps. With as
-# many heads of keys as of queries, the cache of Llama 3.2 1B would be {{ words(32 / 8) }} times as large.
+# many key heads as query heads, the cache of Llama 3.2 1B would be {{ words(32 / 8) }} times as large.
 #
 # ## Buffers that are needed for a moment
 #
@@ -283,7 +284,7 @@ table([(launch.name, ", ".join(launch.reads) or "-", ", ".join(launch.writes),
 # ## Where each buffer goes
 #
 # At which address should each buffer begin? *First fit* goes through the buffers, the largest first, and puts each at
-# the lowest address where it overlaps no other that is live at the same time. For a step of 2,048 tokens and 64
+# the lowest address where it overlaps no buffer that is live at the same time. For a step of 2,048 tokens and 64
 # sequences in Llama 3.2 1B, does that save a tenth of the memory, a third, or half?
 
 # %%
@@ -297,8 +298,8 @@ pictures.buffer_plan([launch.name for launch in launches], offsets, sizes, live,
 # %% [markdown]
 # It saves about half{{ if near(1 - 58720256 / 121176064, 0.5) }}. The plan is still larger than any one launch needs,
 # and no plan can avoid that, because a buffer keeps its address for the whole step. Any two of `gated`, `x`, `normed`
-# and `projected` are live together somewhere, so each of the four needs its own memory, although no launch needs all of
-# them.
+# and `projected` are live together in some launch, so each of the four needs its own memory, although no launch needs
+# all of them.
 #
 # ## A plan that is wrong
 #

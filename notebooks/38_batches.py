@@ -13,8 +13,8 @@
 #
 # A single text leaves most of a GPU idle: each decode step reads every weight of the model and uses it for one row
 # (lesson 37). But a server has many users, and a product does not care whose rows it gets. If 32 users are waiting for
-# their next token, one step can compute all 32 tokens and still read the weights only once. What it cannot share is
-# the cache: every sequence brings its keys and values.
+# their next token, one step can compute all 32 tokens and still read the weights only once. What it cannot share is the
+# cache: every sequence has its own keys and values.
 #
 # ## Prediction
 #
@@ -57,8 +57,8 @@ table(rows, {"sequences": "", "weights, MB": ",.0f", "keys and values, MB": ",.0
              "tokens/s": ",.0f", "factor": ".1f"}, "The weights are shared, the caches are not")
 
 # %% [markdown]
-# The first few sequences ride along almost free, because their caches are small compared with the weights. At 128
-# sequences the caches outweigh the weights, and from there on a larger batch mostly means a longer step: going from 32
+# The first few sequences ride along almost for free, because their caches are small compared with the weights. At 128
+# sequences the caches outweigh the weights, and from then on a larger batch mostly means a longer step: going from 32
 # sequences to 256, {{ words(256 / 32) }} times as many, does not even triple the rate.
 #
 # ## Measured on an H200
@@ -81,8 +81,8 @@ table([(n, ms, bound, n * recorded[1][0] / ms, n * recorded[1][1] / bound) for n
       {"sequences": "", "ms per step": ".2f", "bound, ms": ".2f", "factor": ".1f", "factor of the bounds": ".1f"})
 
 # %% [markdown]
-# It does not. A step of one sequence misses its bound by about as much as a step of many, so the two factors stay close
-# together: the measured one is a little smaller with 8 sequences, and a little larger with 32 or more.
+# It does not. A step of one sequence misses its bound by about the same factor as a step of many, so the two factors
+# stay close together: the measured one is a little smaller with 8 sequences, and a little larger with 32 or more.
 #
 # ## One step for sequences of any length
 #
@@ -92,10 +92,10 @@ table([(n, ms, bound, n * recorded[1][0] / ms, n * recorded[1][1] / bound) for n
 #
 # What a sequence contributes to a step is a `Piece` (lesson 37): its new tokens, how many of its tokens the cache
 # already holds, and which parts of the cache they use. `Inputs` is the device memory that describes a step. Its method
-# `step` takes a list of pieces, lays out what the kernels need as arrays of integers, and copies them to the device in
+# `step` takes a list of pieces, lays out what the kernels need in arrays of integers, and copies them to the device in
 # one go. The `Cache` holds the keys and values of all sequences, and the `Workspace` every other buffer.
 #
-# In the next cell two sequences have been through their prompts of 9 and 10 tokens and bring one new token each. A
+# In the next cell two sequences have finished their prompts of 9 and 10 tokens and contribute one new token each. A
 # third sequence joins with its whole prompt of 9 tokens. How many rows does the step have, and for which of them do we
 # need logits?
 
@@ -139,7 +139,7 @@ from labkit.kernels import embedding
 show_source(embedding.make_token_embedding)
 
 # %% [markdown]
-# Sequence 2 read its prompt while the others were writing. Does this company change anyone's logits, compared with
+# Sequence 2 read its prompt while the others were writing. Does sharing a step change anyone's logits, compared with
 # running each sequence alone?
 
 # %%
@@ -154,9 +154,9 @@ for b, ids in enumerate(prompts):
 table(rows, ["sequence", "logits bitwise the same as alone"])
 
 # %% [markdown]
-# Not by a single bit. In float32 the kernels guarantee this, because the order of the additions in a row depends only
-# on the row's own sequence. In bfloat16 on a GPU a linear layer picks its kernel by the number of rows, so the last
-# bits may change with the company. Either way requests can run together in any combination.
+# Not a single bit. In float32 the kernels guarantee this, because the order of the additions in a row depends only on
+# the row's own sequence. In bfloat16 on a GPU a linear layer picks its kernel by the number of rows, so the last bits
+# may depend on the rest of the batch. Either way, requests can run together in any combination.
 #
 # Two equal results can both be wrong, so here is the same step once more, with what each launch wrote compared with
 # NumPy in float64. The table, a `Parity`, shows the last layer and the logits:
@@ -194,8 +194,8 @@ solo = [write_alone(prompt, count) for prompt, count in requests]
 
 # %% [markdown]
 # **First, a step.** A request in a slot is its tokens so far, prompt and answer, and the number of them that the cache
-# holds. The tokens in between are its piece of the next step: the whole prompt at first, and a single token from then
-# on. Each slot has its own part of the cache, with room for 128 tokens.
+# holds. The tokens not yet in the cache are its piece of the next step: the whole prompt at first, and a single token
+# from then on. Each slot has its own part of the cache, with room for 128 tokens.
 
 # %%
 slots, room = 4, 8  # pages of a slot: 8 of 16 tokens
@@ -229,7 +229,7 @@ def next_tokens(running):
 
 # %% [markdown]
 # **Second, the loop.** Requests wait in a queue. Before each step, `admit` may move some of them to free slots; after
-# it, requests whose answers are complete leave. The `Timeline` records it all for the figures, with a `Cell` for each
+# it, requests whose answers are complete leave. The `Timeline` records it all for the figures, with one `Cell` per busy
 # slot and step.
 
 # %%
@@ -296,7 +296,7 @@ pictures.slots({"Static batching": static}, "The longest answer of a batch keeps
 # server it is the policy without its `if`: `fill` itself.
 #
 # The answers have 98 tokens in all. What is the smallest number of steps in which four slots could write them, and how
-# close will `fill` come, which serves requests in the order of their arrival?
+# close will `fill` come, which serves requests in order of arrival?
 
 # %%
 outputs, continuous = serve(fill)
@@ -312,8 +312,8 @@ pictures.slots({"Static batching": static, "Continuous batching": continuous},
 #
 # ## When does an answer begin?
 #
-# Users notice something else: how long they wait for the first token. All ten requests came at the same moment. Look at
-# the figure again: in which step does an answer begin on average, with either policy?
+# Users notice something else: how long they wait for the first token. All ten requests arrived at the same time. Look
+# at the figure again: in which step does an answer begin on average, with each policy?
 
 # %%
 rows = []
@@ -329,10 +329,10 @@ table(rows, {"batching": "", "first step of each request": "", "mean": ".1f"})
 #
 # ## Many requests
 #
-# Ten requests are few. To try two hundred we need no model: lengths alone decide which request runs when. `simulate`
-# drives labkit's own `Scheduler` (lesson 41), which batches continuously, and a `StaticScheduler`, which does not, with
-# placeholder tokens. Each `Work` is a request with the lengths of its prompt and its answer, here 100 to 1,024 tokens,
-# and the bytes and flops of each step say how long an H200 would need at least.
+# Ten requests are few. To try almost two hundred we need no model: lengths alone decide which request runs when.
+# `simulate` drives labkit's own `Scheduler` (lesson 41), which batches continuously, and a `StaticScheduler`, which
+# does not, with placeholder tokens. Each `Work` is a request with the lengths of its prompt and its answer, here 100 to
+# 1,024 tokens, and the bytes and flops of each step give the least time that an H200 would need.
 #
 # With ten requests, static batching took nearly twice{{ if near(54 / 29, 2) }} as many steps. Will the difference here
 # be larger or smaller, and will it depend on the number of slots?
@@ -365,7 +365,7 @@ table(rows, {"slots": "", "batching": "", "steps": "", "idle": ".0%", "tokens/s,
 
 # %% [markdown]
 # The difference is smaller than with the ten requests, and smaller with 64 slots than with 16. Two things decide it:
-# how much the lengths of the answers differ, and how many requests are waiting, for once the queue is empty, free slots
+# how much the lengths of the answers differ, and how many requests are waiting: once the queue is empty, free slots
 # stay empty under either policy. Throughput rises a little less than the step count falls, because a full batch reads
 # more keys and values, so its steps take longer.
 #
@@ -387,13 +387,13 @@ table([(row["name"].removeprefix("pages, "), row["steps"], row["tokens_per_secon
 # ## What was implemented
 #
 # - the bound of a decode step for any number of sequences, compared with steps measured on an H200
-# - a step with rows of three sequences, a prompt among them, and the same logits as for each alone
+# - a step with rows of three sequences, a prompt among them, and the same logits as with each alone
 # - a server of three functions, with static and with continuous batching
 # - both policies without a model, on many requests
 #
 # ## What I learned
 #
-# - A batch shares the weights, so more rows raise the intensity. Nobody shares keys and values.
+# - A batch shares the weights, so more rows raise the intensity. Keys and values are not shared.
 # - A batch is not a group of requests that begin and end together. It is the set of rows that happen to share a step.
 # - If an output does not depend on the rest of the batch, a scheduler decides when a token comes, never which one.
 #
@@ -412,7 +412,7 @@ table([(row["name"].removeprefix("pages, "), row["steps"], row["tokens_per_secon
 #   not do that?
 # - Double `context` in the first table. How many sequences does it take now for the caches to outweigh the weights?
 #
-# In the exercises for this lesson you predict the worth of a batch, write a scheduler's queue, and from a blank page
+# In the exercises for this lesson you predict what a batch is worth, write a scheduler's queue and, from a blank page,
 # the rows of a step.
 
 # %% [numbers]

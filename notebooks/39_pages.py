@@ -5,15 +5,15 @@
 #
 # You will learn
 #
-# - how much of a KV cache stays empty if each sequence reserves one piece of it, and what pages change
+# - how much of a KV cache stays empty if each sequence reserves one contiguous piece, and what pages change
 # - how a page table and slots say where a token's keys and values are, and how a kernel writes them there
-# - how sequences share pages, and how a count of each page's holders shows when it is free
+# - how sequences share pages, and how a count of each page's holders shows when the page is free
 #
 # ## The problem
 #
 # Each sequence of a batch needs a KV cache, and the simplest cache is one contiguous piece of memory. It has to be as
 # long as the sequence may become, because the length of an answer is not known in advance. Most answers end early, and
-# no other sequence can use what they leave.
+# no other sequence can use the rest of their memory.
 #
 # Here are 128 requests at one moment, for a model of the shape of Llama 3.2 1B. The lengths of prompts and answers are
 # uniform between 100 and 1,024 tokens, and each request has written some part of its answer.
@@ -46,18 +46,18 @@ table([(name, tokens.sum() * token_bytes / 1e9, now.sum() / tokens.sum(), (token
       f"{now.sum():,} tokens, {now.sum() * token_bytes / 1e9:.1f} GB of keys and values")
 
 # %% [markdown]
-# A tenth with the large reservation, and nearly all of it with pages. Room for exactly the
-# prompt and the answer does worse than pages, and to reserve it one would have to know the length of each answer before
-# it is written. Pages need no such knowledge: the only unused memory is in a sequence's last page, about half a page on
-# average, however long the sequence is. Since memory limits how many sequences fit into a batch, that room is worth a
-# larger batch (lesson 38).
+# A tenth with the large reservation, and nearly all of it with pages. Room for exactly the prompt and the answer does
+# worse than pages, and to reserve it one would have to know the length of each answer in advance. Pages need no such
+# knowledge: the only unused memory is in a sequence's last page, about half a page on average, however long the
+# sequence is. Since memory limits how many sequences fit into a batch, the memory saved allows a larger batch (lesson
+# 38).
 #
 # ## Pages, a table, slots
 #
 # An operating system has the same problem with the memory of its programs, and solves it the same way. Memory is
 # divided into *pages* of equal size, and a *page table* lists the pages of each sequence, in order. Here a page has
-# room for 16 tokens. Each layer has an array of keys and one of values, both of the shape (pages, K, 16, D), for K
-# heads of D values. A sequence has the same pages in all layers, so one table serves them all.
+# room for 16 tokens. Each layer has an array of keys and one of values, both of shape (pages, K, 16, D), for K heads of
+# D values. A sequence has the same pages in all layers, so one table serves them all.
 #
 # Below is a table for three sequences. Counting tokens, pages and offsets in a page from 0, where is token 38 of the
 # first sequence?
@@ -83,13 +83,13 @@ assert np.array_equal(gather(keys, page_table[0], 41), rows)
 # In its third page, which is page 7, at offset 6. A *slot* is a page and an offset in one integer, page × 16 + offset.
 # It has nothing to do with the slots of a batch in the last lesson; from lesson 41 on, those are called seats. A
 # sequence's row of the table may hold anything after its last page, and so may the page after its last token: no kernel
-# may read them.
+# may read either.
 #
 # ## How large should a page be?
 #
 # Pages of a single token would leave no memory unused. What else changes with the size of a page? The last column is
-# about two prompts that begin with the same 35 tokens: they can share pages that hold only such tokens. How many of the
-# 35 can be shared with pages of 16, and how many with pages of 64?
+# about two prompts that begin with the same 35 tokens: they can share pages that hold only these tokens. How many of
+# the 35 can be shared with pages of 16, and how many with pages of 64?
 
 # %%
 table([(size, (in_pages(size) - now).mean(), size * 64 * 2, 8192 // size, 35 // size * size)
@@ -102,15 +102,15 @@ table([(size, (in_pages(size) - now).mean(), size * 64 * 2, 8192 // size, 35 // 
 # table and longer runs of contiguous memory: within a page, the tokens of one head follow each other.
 #
 # Do scattered pages cost bandwidth, then? In bfloat16 a token's key of 64 values has 128 bytes. A warp can read 512
-# bytes at a time, four keys, and in pages of 16 tokens these are four neighbours. So all its requests are for whole
+# bytes at a time, four keys, and in pages of 16 tokens these are four neighbours. So each of its requests reads whole
 # lines of memory, and one entry of the table serves four of them. A larger page would only save entries of the table.
 # The authors of [PagedAttention](https://arxiv.org/abs/2309.06180), W. Kwon and others (2023), chose 16, too.
 #
 # ## A kernel that writes to slots
 #
-# The kernel that writes new keys and values gets a slot for each row, and -1 for a row of padding, which must write
-# nothing. The simplest rung of lesson 35 needed three launches to split and rotate `qkv`. This is the first of them: it
-# splits each row into queries, keys and values, and a thread moves one value. Which line skips the rows of padding?
+# The kernel that writes new keys and values gets a slot for each row, and -1 for a row of padding, which must not be
+# written. The simplest rung of lesson 35 needed three launches to split and rotate `qkv`. This is the first of them: it
+# splits each row into queries, keys and values, and each thread moves one value. Which line skips the rows of padding?
 
 # %%
 from labkit import agree, cuda, show_source
@@ -120,8 +120,8 @@ from labkit.kernels.ops.rope import ROPE_SPLIT_CACHE
 show_source(rope.split_kernel)
 
 # %% [markdown]
-# The `if` that compares `slot` with the number of slots: -1 as an unsigned integer is 4,294,967,295, and no slot is as
-# large.
+# The `if` that compares `slot` with the number of slots: -1 as an unsigned integer is 4,294,967,295, and no slot is
+# that large.
 #
 # Here are five rows, one of them padding, with the slots 118, 119, -1, 0 and 63. To which offsets of which pages will
 # they be written?
@@ -156,17 +156,16 @@ plots.ladder(measure.recorded_ladder("rope_split_cache_bf16", gpu="NVIDIA H200")
 # %% [markdown]
 # The fastest rung needs {{ over_bound:.2f }} times the time of a copy of the same bytes, slots and all. Three launches
 # need {{ words(three_launches) }} times as long. Two changes lead from there to the fastest. The first puts everything
-# into one launch, which is {{ words(one_launch) }} times as fast: what is rotated no longer passes through memory
-# twice, and no thread walks along a whole head any more, which made the 32 lanes of a warp read from 32 different
-# lines. The second changes only the loads, from one value to eight neighbours, and gives a factor of
-# {{ words(wider) }}.
+# into one launch, which is {{ words(one_launch) }} times as fast: queries and keys no longer pass through memory twice,
+# and no thread walks along a whole head any more, which made the 32 lanes of a warp read from 32 different lines. The
+# second changes only the loads, from one value to eight neighbours, and gives a factor of {{ words(wider) }}.
 #
 # ## A page table from a running engine
 #
 # Here is labkit's engine at work, with the small model of the last lessons and a cache of 32 pages. `LLM` holds a model
 # and its engine (lesson 42), `SamplingParams` says how a request's tokens are chosen and when it ends, and
-# `engine.step()` computes one step for all requests there are. The first two prompts begin with the same
-# instruction, as prompts of a chat program often do.
+# `engine.step()` computes one step for all current requests. The first two prompts begin with the same instruction, as
+# prompts of a chat program often do.
 
 # %%
 from labkit.engine import LLM, SamplingParams
@@ -211,9 +210,9 @@ pictures.page_table(engine.blocks, served)
 # the same two. The third pages of these prompts begin with the same tokens, too, but only a whole page can be shared:
 # all tokens up to its end must be equal. A shared page is read by all its holders and written by none of them.
 #
-# Request 0 has ended. Its third page, page 2, is free again but keeps its contents until it is needed for something
-# else: a later prompt that begins with the same tokens finds them. This is the *prefix cache*; lesson 41 shows how
-# pages are found.
+# Request 0 has ended. Its third page, page 2, is free again but keeps its contents until the page is needed for
+# something else: a later prompt that begins with the same tokens finds them. This is the *prefix cache*; lesson 41
+# shows how pages are found.
 #
 # ## Who holds a page
 #
@@ -227,11 +226,11 @@ show_source(BlockManager.release)
 
 # %% [markdown]
 # A page is free again when its last holder gives it up. If the count were one too low, a page would be given to a new
-# sequence while an old one still reads it, and the old one's answer would go wrong without any error. If it were one
-# too high, the page would never be free again: it has *leaked*, and a server that leaks a page now and then is out of
-# memory after days.
+# sequence while an old one is still reading it, and the old one's answer would go wrong without any error. If it were
+# one too high, the page would never be free again: it has *leaked*, and a server that leaks a page now and then is out
+# of memory after days.
 #
-# When all these requests have ended, and 40 more of random length, how many pages should still be held?
+# When all these requests and 40 more of random length have ended, how many pages should still be held?
 
 # %%
 for _ in range(40):
@@ -270,7 +269,8 @@ assert stats.free_pages == stats.pages and held == 0
 # - Draw the page table with `enable_prefix_caching=False` in `LLM(...)`.
 # - In the prediction's cell, let the answers have up to 7,000 tokens. How does each plan change?
 #
-# In the exercises for this lesson you write keys to their slots and, from a blank page, the block manager's counts.
+# In the exercises for this lesson you predict how many pages a batch needs, write keys to their slots and, from a blank
+# page, the block manager's counts.
 #
 # Next: **paged attention**, the kernel that reads what was written here.
 

@@ -5,7 +5,7 @@
 #
 # You will learn
 #
-# - how one kernel serves sequences of all lengths, whose pages are scattered over the memory
+# - how one kernel serves sequences of all lengths, whose pages are scattered over memory
 # - how a softmax is computed in parts, and why the parts may be joined in any order
 # - how long sequences are split over blocks so that a result has the same bits in any batch
 #
@@ -15,10 +15,10 @@
 # values of that sequence, and only the page table says where they are. The sequences have different lengths, and one
 # launch has to serve them all.
 #
-# Here is a page table with four sequences, one row for each. Their keys and values are in nine pages of 16 tokens. The
-# entries behind a sequence's last page mean nothing, and wherever there is no token, keys and values are NaN, so that a
-# kernel that reads too far gives itself away. The last sequence is an empty seat in the batch. Which page holds token
-# 20 of sequence 1?
+# Here is a page table with four sequences, one per row. Their keys and values are in nine pages of 16 tokens. The
+# entries after a sequence's last page mean nothing, and wherever there is no token, keys and values are NaN, so that a
+# kernel that reads too far gives itself away. The last sequence is empty: its row of the batch is not in use. Which
+# page holds token 20 of sequence 1?
 
 # %%
 import numpy as np
@@ -41,19 +41,19 @@ table(zip(range(4), lengths.tolist(), *page_table.T.tolist(), strict=True),
       ["sequence", "tokens", "tokens 0 to 15", "16 to 31", "32 to 47", "48 to 63"], "The page table")
 
 # %% [markdown]
-# Page 3: token 20 is in the sequence's second page, at place 4.
+# Page 3: token 20 is in the sequence's second page, at offset 4.
 #
 # ## Through the table
 #
-# In the simplest kernel a thread has one query head of one sequence and goes over its keys twice: first for the largest
-# score, then for the weighted sum. Which line does paging add to plain attention?
+# In the simplest kernel a thread computes one query head of one sequence and goes over the keys twice: first for the
+# largest score, then for the weighted sum. Which line does paging add to plain attention?
 
 # %%
 show_source(pages.make_attend)
 
 # %% [markdown]
-# It is `page = page_table[sequence, j // PAGE]`, once in each pass: one more load for each token, of an entry that is
-# the same for 16 tokens in a row. Here are four query heads that share the keys above.
+# It is `page = page_table[sequence, j // PAGE]`, once in each pass: one more load per token, of an entry that is the
+# same for 16 tokens in a row. Here are four query heads that share the keys above.
 
 
 # %%
@@ -69,8 +69,9 @@ truth = paged.paged_decode_reference(*arrays, 32**-0.5)
 print(f"largest error {np.abs(attend(paged.paged_decode_naive, *arrays) - truth).max():.0e}")
 
 # %% [markdown]
-# Right, and NaN nowhere. It is also slow: a few threads do all the work, one element at a time. The rest of this lesson
-# gives the keys of a sequence to many threads, so it begins with the question of how partial results are put together.
+# It is right, with no NaN anywhere. It is also slow: a few threads do all the work, one element at a time. The rest of
+# this lesson gives the keys of a sequence to many threads, so it begins with the question of how to combine partial
+# results.
 #
 # ## A softmax in parts
 #
@@ -78,8 +79,8 @@ print(f"largest error {np.abs(attend(paged.paged_decode_naive, *arrays) - truth)
 #
 # $$\text{out} = \frac{\sum_j e^{s_j} v_j}{\sum_j e^{s_j}}$$
 #
-# where numerator and denominator are divided by $e^m$, with the largest score $m$, so that no exponential overflows. A
-# part $P$ of the keys can be summarized by three quantities, relative to its own largest score:
+# where numerator and denominator are both divided by $e^m$, $m$ being the largest score, so that no exponential
+# overflows. A part $P$ of the keys can be summarized by three quantities, relative to its own largest score:
 #
 # $$m_P = \max_{j \in P} s_j \qquad l_P = \sum_{j \in P} e^{s_j - m_P} \qquad a_P = \sum_{j \in P} e^{s_j - m_P} v_j$$
 #
@@ -90,8 +91,8 @@ print(f"largest error {np.abs(attend(paged.paged_decode_naive, *arrays) - truth)
 #
 # At the end, out is $a / l$. The online softmax of lesson 16 is the special case in which $Q$ is always a single key.
 # The exact result depends only on which keys are in a part, not on how they got there. But in float32 every join
-# rounds. Below, random rows are split at random and joined in random order. How large is the largest error of 300 such
-# joins?
+# rounds. Below, random rows are split at random and joined in random order. How large is the largest error in 300 such
+# rows?
 
 
 # %%
@@ -156,9 +157,9 @@ agree(PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "paged_deco
 # %% [markdown]
 # ## Heads that share keys
 #
-# As in Llama 3.2 1B, four query heads share one head of keys and values. The naive kernel has a thread for each query
-# head; in `one_block` a block has all four. The requests of a perfect kernel would touch each 32-byte sector of keys
-# and values once. How many times does each of the two kernels touch a sector of keys and values?
+# As in Llama 3.2 1B, four query heads share one head of keys and values. The naive kernel has one thread per query
+# head; in `one_block` a block computes all four. The requests of a perfect kernel would touch each 32-byte sector of
+# keys and values once. How many times does each of the two kernels touch a sector of keys and values?
 
 # %%
 size = {"B": 1, "S": 48, "shortest": 48, "H": 4, "KV": 1, "D": 32}
@@ -177,30 +178,31 @@ table([(name, observe(kernel, *arguments).counts["sectors"] / in_cache)
 
 # %% [markdown]
 # The naive kernel computes each score twice, reloads the query for each of them, and loads four bytes at a time, though
-# each load touches a whole sector. A block that has all four heads loads keys and values once, in whole sectors; the
-# excess over 1 is the queries, which every warp loads, the table and the result.
+# each load touches a whole sector. A block that computes all four heads loads keys and values once, in whole sectors;
+# the excess over 1 is the queries, which every warp loads, the table and the result.
 #
 # ## Long sequences, and the same bits in any batch
 #
-# One block for each head of keys is enough work for a GPU when there are many sequences. A single sequence with 8 heads
-# of keys is 8 blocks, and an H200 has 132 SMs. So `split` cuts a long sequence into up to 16 parts (*splits* in the
-# code), which several blocks may share. Each of these blocks writes $m$, $l$ and $a$ of its parts to memory. An atomic
-# counter shows which block is the last to arrive, and that one joins all the parts, so there is no second launch.
+# One block per key head is enough work for a GPU when there are many sequences. A single sequence with 8 key heads is
+# only 8 blocks, and an H200 has 132 SMs. So `split` cuts a long sequence into up to 16 parts (*splits* in the code),
+# which several blocks may share. Each of these blocks writes $m$, $l$ and $a$ of its parts to memory. An atomic counter
+# shows which block is the last to arrive, and that one joins all the parts, so there is no second launch.
 #
 # Into how many parts should a sequence be cut? An obvious rule is: as many as fill the GPU. A sequence would then have
 # 16 parts when it is alone, and 1 in a batch of 64. But parts round differently from a whole, so an answer would depend
-# on which other requests are being served. Now and then a difference in the last bit makes another token the likeliest,
-# and from there on the text is a different one. This is the rule in use. What does the number of parts depend on?
+# on which other requests are being served. Now and then a difference in the last bit makes another token the most
+# likely, and from there on the text is a different one. Here is the rule in use. What does the number of parts depend
+# on?
 
 # %%
 show_source(find_parts)
 
 # %% [markdown]
 # On the length of the sequence, and on nothing else in the batch. All parts but the last are a multiple of 4 pages, so
-# that the four warps have equally many. Only the number of *blocks* depends on the batch.
+# that each of the four warps gets the same number. Only the number of *blocks* depends on the batch.
 #
-# Here is a sequence of 200 tokens, in a batch of 300 seats with six of them taken, and then alone, in other pages. Does
-# the sequence have the same result, bit for bit, alone and in the batch?
+# Here is a sequence of 200 tokens, in a batch of 300 sequences, of which all but six are empty, and then alone, in
+# other pages. Does the sequence have the same result, bit for bit, alone and in the batch?
 
 # %%
 lengths = np.array([200, 31, 77, 150, 8, 200] + 294 * [0], np.int32)
@@ -221,20 +223,20 @@ print(f"two parts and one part: {(split != whole).mean():.0%} of the elements di
 assert np.array_equal(split, moved)
 
 # %% [markdown]
-# It does. Alone, the sequence's two parts have a block each, and the last block joins them. In the large batch one
-# block processes both parts, one after the other. Either way the same values are added in the same order. The last line
-# shows what the obvious rule would do: two parts and one part round differently. With `find_parts`, the tests can
+# It does. Alone, the sequence's two parts get a block each, and the last block to arrive joins them. In the large batch
+# one block processes both parts, one after the other. Either way the same values are added in the same order. The last
+# line shows what the obvious rule would do: two parts and one part round differently. With `find_parts`, the tests can
 # require that each output equals that of the request run alone, bit for bit.
 #
 # ## How long does it take?
 #
-# Decoding reads the keys and values of all sequences once and does little with them: one multiply-add for each element
-# and each query head of its group. So a good yardstick is a kernel that only reads: the sum of lesson 15 goes through
-# memory at {{ sum_gbs:,.0f }} GB/s on an H200. A copy, which writes half of its bytes, reaches
-# {{ limits.bandwidth_gbs:,.0f }}. All times below were recorded there in a CUDA graph, the sum's too; only the naive
-# kernel, which takes milliseconds, was timed alone. `mma` is `split` with its products on tensor cores. PyTorch's SDPA
-# was given contiguous keys and values, and gathering them from pages is not in its time. Which kernel gets closest to
-# the yardstick with 256 sequences, and which with one?
+# Decoding reads the keys and values of all sequences once and does little with them: one multiply-add per element and
+# query head of its group. So a good yardstick is a kernel that only reads: the sum of lesson 15 goes through memory at
+# {{ sum_gbs:,.0f }} GB/s on an H200. A copy, which writes half of its bytes, reaches {{ limits.bandwidth_gbs:,.0f }}.
+# All times below were recorded there in a CUDA graph, the sum's too; only the naive kernel, which takes milliseconds,
+# was timed alone. `mma` is `split` with its products on tensor cores. PyTorch's SDPA was given contiguous keys and
+# values, and gathering them from pages is not in its time. Which kernel gets closest to the yardstick with 256
+# sequences, and which with one?
 
 # %%
 sizes = {f"{size['B']} x {size['S']:,}": size
@@ -273,16 +275,16 @@ pictures.rates(list(batches), {name: [nbytes / us[key][list(sizes).index(at)] fo
 # the length, then a page's entry in the table, then the page, with too little work to hide the waiting. Splitting helps
 # most here: `split` is {{ us('one_block', 1) / us('split', 1):.1f }} times as fast as `one_block`.
 #
-# `one_block` is the same kernel as `split`, with a single part for each sequence. With 256 sequences nobody needs the
-# parts, and they cost {{ us('split', 256) / us('one_block', 256) - 1:.0% }}: at the end of each, four warps join their
-# results in shared memory. That is the price of the same bits in any batch. `mma` pays it, too, and is still the
+# `one_block` is the same kernel as `split`, with a single part per sequence. With 256 sequences the parts are not
+# needed, and they cost {{ us('split', 256) / us('one_block', 256) - 1:.0% }}: at the end of each, four warps join their
+# results in shared memory. That is the price of the same bits in any batch. `mma` also pays it, and is still the
 # fastest of ours at every size{{ if all([us('mma', B) < min(us('split', B), us('one_block', B)) for B in S]) }}.
 #
 # ## Prompts over pages
 #
 # A prompt has many new rows, and each sees the keys up to its own. With pages, one launch can serve whole prompts, the
 # rest of a prompt whose beginning was found in the cache, and single tokens of answers. For each sequence the kernel
-# needs to know where its new rows begin, how many there are, and how many tokens it has with them:
+# needs to know where its new rows begin, how many there are, and how many tokens it has in all:
 
 # %% tags=["hide-input"]
 pictures.rows_and_keys(lengths=(20, 7, 1), contexts=(20, 23, 30))
@@ -310,17 +312,18 @@ table([(name, *times, PAGED_PREFILL_BF16.work.flops(**PAGED_PREFILL_BF16.work.ti
 # PyTorch is faster at all three sizes{{ if min(longer) > 1 }}: ours takes {{ 100 * (min(longer) - 1):.0f }} to
 # {{ max(longer) - 1:.0% }} longer than SDPA with cuDNN's kernel{{ if runs_cudnn }}. The pages are not to blame.
 # PyTorch's flash kernel reads contiguous keys, multiplies with `mma.sync` as ours does, and takes longer than ours at
-# all three sizes{{ if flash_slower }}. The difference is in the products: cuDNN's are `wgmma`, which lesson 25 needed,
-# too, before its kernel was ahead from 1,024 tokens on.
+# all three sizes{{ if flash_slower }}. The difference is in the products: cuDNN's are `wgmma`, which lesson 25 also
+# needed before its kernel was ahead from 1,024 tokens on.
 #
 # ## What I learned
 #
 # - Three quantities summarize any part of a softmax. So lanes, warps and blocks can divide the keys in any way, and one
-#   formula joins what they found.
+#   formula joins their results.
 # - If a result must not depend on the rest of the batch, neither may the order of its additions.
-# - Paging costs one small load for each page, as long as a page's tokens fill whole lines of memory. Prompts lose to
-#   the library for another reason, their products.
-# - Compare times only if the same clock took them, and choose a yardstick that does the same: reading, not copying.
+# - Paging costs one small load per page, as long as a page's tokens fill whole lines of memory. Prompts lose to the
+#   library for another reason, their products.
+# - Compare times only if they were measured in the same way, and choose a yardstick that does the same: reading, not
+#   copying.
 #
 # ## Resources
 #
@@ -334,7 +337,7 @@ table([(name, *times, PAGED_PREFILL_BF16.work.flops(**PAGED_PREFILL_BF16.work.ti
 # - Let two sequences of the first cell share page 5, and give them the same first 16 keys. Which results change?
 # - With a GPU: measure the kernels with `labkit bench paged_decode_bf16` and `labkit bench paged_prefill_bf16`.
 #
-# In the exercises for this lesson you predict parts, write paged attention with a warp for each head and put it into a
+# In the exercises for this lesson you predict parts, write paged attention with one warp per head and put it into a
 # small Llama, join parts, and finally split attention over blocks.
 #
 # Next: **the scheduler**, which decides whose tokens are in a launch, and what happens when the pages run out.

@@ -1,4 +1,4 @@
-"""Three exercises: predict the worth of a batch, refill slots in the order of a queue, and from a blank page write the
+"""Three exercises: predict what a batch is worth, refill slots in the order of a queue, and from a blank page write the
 rows of a step. `hint("refill_slots")` gives a hint, and a second call a better one.
 """
 

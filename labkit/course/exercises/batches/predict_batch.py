@@ -6,13 +6,13 @@ all weights once, and all keys and values of each sequence; suppose that it take
 
 How many MB are the keys and values of one sequence (1 MB = 10⁶ bytes)? How many microseconds does a step take with 1
 sequence, and with 125? How many tokens per second does the GPU compute with 125? And for how many rows of a prompt do
-the flops, two for each weight and row, need as long as the weights' bytes?
+the flops, two per weight and row, take as long as the weights' bytes?
 """
 
-HINTS = ("What does a step read once for all sequences, and what once for each?",
-         "A token's keys and values are 2 times layers times heads times numbers, of 2 bytes each. 4,000 GB in a "
-         "second are 4 MB in a microsecond. A step computes a token for each sequence.",
-         "64,000 bytes a token, 64 MB a sequence. (2,000 + 64) / 4 and (2,000 + 125 * 64) / 4 microseconds. The "
+HINTS = ("What does a step read once for all sequences, and what once per sequence?",
+         "A token's keys and values are 2 times layers times heads times values per head, 2 bytes each. 4,000 GB per "
+         "second is 4,000 MB per millisecond, 4 MB per microsecond. A step computes one token per sequence.",
+         "64,000 bytes per token, 64 MB per sequence. (2,000 + 64) / 4 and (2,000 + 125 * 64) / 4 microseconds. The "
          "weights' bytes take 500 microseconds, enough for 400 * 10**9 flops; a row takes 2 * 10**9.")
 POINTS = 1
 
@@ -45,19 +45,19 @@ def _batch() -> dict:
 EXERCISE = PredictionExercise(
     name="predict_batch",
     truth=_batch,
-    how={"kept_mb": "A key and a value of 80 numbers in each of 8 heads and 25 layers, 2 bytes a number, are 64,000 "
-                    "bytes for a token.",
-         "step_us_1": "2,000 MB of weights and 64 MB of keys and values, at 4 MB in a microsecond.",
+    how={"kept_mb": "A key and a value of 80 elements in each of 8 heads and 25 layers, 2 bytes per element, are "
+                    "64,000 bytes per token.",
+         "step_us_1": "2,000 MB of weights and 64 MB of keys and values, at 4 MB per microsecond.",
          "step_us_125": "The weights once, and 125 times 64 MB: 10,000 MB.",
-         "tokens_per_second_125": "Each step computes 125 tokens, and there are 400 steps in a second.",
+         "tokens_per_second_125": "Each step computes 125 tokens, and there are 400 steps per second.",
          "rows_at_ridge": "A row takes two flops for each of a billion weights: 2.5 microseconds. The weights' bytes "
                           "take 500."},
-    wrong={"the keys alone, without the values": {"kept_mb": 32, "step_us_1": 508, "step_us_125": 1500},
-           "one layer alone": {"kept_mb": 2.56},
+    wrong={"only the keys, without the values": {"kept_mb": 32, "step_us_1": 508, "step_us_125": 1500},
+           "only one layer": {"kept_mb": 2.56},
            "every sequence reads the weights for itself": {"step_us_125": 64_500},
-           "the weights alone: keys and values are not read": {
+           "only the weights: keys and values are not read": {
                "step_us_1": 500, "step_us_125": 500, "tokens_per_second_125": 250_000},
-           "steps in a second, not tokens": {"tokens_per_second_125": 400},
-           "a multiplication and an addition are counted as one flop": {"rows_at_ridge": 400},
-           "float32: four bytes a number": {"kept_mb": 128, "step_us_1": 1032, "step_us_125": 5000}},
+           "steps per second, not tokens": {"tokens_per_second_125": 400},
+           "a multiplication and an addition were counted as one flop": {"rows_at_ridge": 400},
+           "float32: four bytes per value": {"kept_mb": 128, "step_us_1": 1032, "step_us_125": 5000}},
 )

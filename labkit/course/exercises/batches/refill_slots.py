@@ -1,8 +1,8 @@
 """Slots that are refilled
 
-Requests wait in a queue, and request i will have `lengths[i]` tokens, one in each step; `lengths` is an array (n,) of
-positive integers. There are `slots` slots. Before each step, every free slot gets the next request of the queue, the
-lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2) with the slot
+Requests wait in a queue, and request i will write `lengths[i]` tokens, one per step; `lengths` is an array (n,) of
+positive integers. There are `slots` slots. Before each step, every free slot gets the next request in the queue, the
+lowest slot first. A slot is free from the step after its request's last token on. Return an array (n, 2) with the slot
 of each request and the step of its first token, both counted from 0.
 
 For example, lengths of 3, 1 and 2 in two slots give `[[0, 0], [1, 0], [1, 1]]`: slot 1 is free again after one step.
@@ -93,10 +93,10 @@ EXERCISE = FunctionExercise(
             "free[slot] += length", "free[slot] += length + 1"),
         "the last token and the next request's first share a step": Edit("free[slot] += length",
                                                                         "free[slot] += max(length - 1, 1)"),
-        "of free slots the one with the highest number is taken": Edit(
+        "of the free slots, the highest is taken": Edit(
             "slot = free.index(min(free))", "slot = slots - 1 - free[::-1].index(min(free))"),
-        "the slot that is free last is taken": Edit("free.index(min(free))", "free.index(max(free))"),
-        "the longest outputs go first: the queue is served in its order": refill_longest_first,
+        "the slot that becomes free last is taken": Edit("free.index(min(free))", "free.index(max(free))"),
+        "the longest outputs go first, not in the order of the queue": refill_longest_first,
         "the step is that of the end, not of the beginning": Edit(
             "found.append((slot, free[slot]))\nfree[slot] += length",
             "free[slot] += length\nfound.append((slot, free[slot]))"),
@@ -104,12 +104,12 @@ EXERCISE = FunctionExercise(
 )
 
 EQUIVALENT = {
-    "type: free[slot] += length -> free[slot] += int32(length)": "It is a whole number already, far below 2**31.",
+    "type: free[slot] += length -> free[slot] += int32(length)": "It is already an integer, far below 2**31.",
 }
 
 AFTER = """
-The requests of the lesson, with four slots: the steps of continuous batching until the last request ends, and those
-of static batching, the sum over its batches of the longest answer.
+The requests of the lesson, with four slots: the steps of continuous batching until the last request ends, and those of
+static batching, which are the longest answer of each batch, added up.
 
 # %%
 counts = np.array([24, 3, 9, 14, 4, 6, 20, 3, 10, 5])

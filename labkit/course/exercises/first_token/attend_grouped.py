@@ -1,6 +1,6 @@
 """From a blank page: grouped-query attention
 
-One token attends to all N tokens of a text, itself the last of them. `q` is (H, 32), `keys` and `values` are
+One token attends to all N tokens of a text, of which it is the last. `q` is (H, 32), `keys` and `values` are
 (N, K, 32), and `out` is (H, 32), all float32. H is a multiple of K, at most eight times K, and query head h reads head
 h // (H // K) of keys and values: with H = 6 and K = 2, heads 0 to 2 read head 0, and heads 3 to 5 read head 1. A score
 is the dot product of query and key divided by the root of 32, the weights are the softmax of the scores, and the result
@@ -13,11 +13,11 @@ that a query head needs during the loop over the keys.
 Write `attend_grouped(q, keys, values, out)` from the decorator down.
 """
 
-HINTS = ("A warp has one head of keys and values, and each lane one element of it. Which query heads read that head, "
+HINTS = ("A warp reads one head of keys and values, and each lane one element of it. Which query heads read that head, "
          "and what has to be kept for each of them during the loop over the keys?",
          "The outer loop goes over the tokens and loads a key and a value; the inner one goes over the query heads of "
          "the group. Keep a maximum, a sum of weights and a weighted sum of values for each of these in local arrays, "
-         "and rescale both sums when a larger score comes.",
+         "and rescale both sums when a larger score appears.",
          "query[r] = q[first + r, lane] before the loops; score = query[r] * key, five exchanges at distances 16, 8, "
          "4, 2, 1, times 1 / sqrt(32); new = max(row_max[r], score); correct row_sum[r] and acc[r] by exp(row_max[r] - "
          "new), then add the weight and weight * value; last out[first + r, lane] = acc[r] / row_sum[r], with first = "
@@ -81,13 +81,13 @@ def _attended(q, keys, values, tolerance=None):
     return attend_reference(q[None], keys, values, len(keys) - 1, SIZE**-0.5, tolerance)[0]
 
 
-@asks("A group's keys and values are loaded once for all of its query heads, in two passes at most, and a query "
+@asks("A group's keys and values are loaded once for all of its query heads, in at most two passes, and a query "
       "once.", shuffles)
 def _loads_shared(report) -> str | None:
     H, K, N = (ATTENDED[axis] for axis in "HKN")
     loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE
     if loads > enough:
-        return (f"With {H} heads of queries, {K} of keys and {N} tokens it loads {loads:,} numbers, more than "
+        return (f"With {H} query heads, {K} key heads and {N} tokens it loads {loads:,} values, more than "
                 f"{enough:,}. The {H // K} query heads of a group share their keys and values: load a key and a value "
                 f"once, use it for all of them, and keep the queries in registers.")
     return None
@@ -148,8 +148,8 @@ EXERCISE = KernelExercise(
     tolerance=lambda q, keys, values: 2 * _attended(q, keys, values, rounding_errors(FLOAT32, SIZE)),
     observe_sizes=(ATTENDED,),
     demand=_loads_shared,
-    domain=(at("each head of queries has keys of its own", H=2, K=2, N=6),
-            at("eight heads of queries share their keys", H=16, K=2, N=6),
+    domain=(at("each query head has its own keys", H=2, K=2, N=6),
+            at("eight query heads share their keys", H=16, K=2, N=6),
             at("there is a single token", H=4, K=2, N=1),
             Reach("scores are thousands apart", _times(100, 100, 1), {"H": 4, "K": 2, "N": 7}),
             Reach("values are large", _times(1, 1, 10_000), {"H": 4, "K": 2, "N": 7}),
@@ -164,23 +164,23 @@ EXERCISE = KernelExercise(
         "all groups read the first head of keys and values": Edit(
             "key, value = keys[n, head, lane], values[n, head, lane]",
             "key, value = keys[n, 0, lane], values[n, 0, lane]"),
-        "every head of a group has the query of the first": Edit("= q[first + r, lane]", "= q[first, lane]"),
+        "every head of a group uses the first one's query": Edit("= q[first + r, lane]", "= q[first, lane]"),
         "the values are the keys": Edit("values[n, head, lane]", "keys[n, head, lane]"),
         "the scores are not divided by the root of 32": Edit(SCALED, ""),
         "divided by 32, not by its root": Edit("float32(0.17677669)", "float32(0.03125)"),
         "the last token is left out": Edit("range(keys.shape[0])", "range(max(1, keys.shape[0] - 1))"),
         "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "what was added before is not corrected when the maximum grows": Edit(
+        "the earlier sums are not corrected when the maximum grows": Edit(
             "row_sum[r] = row_sum[r] * factor + weight", "row_sum[r] += weight",
             "acc[r] = acc[r] * factor + weight * value", "acc[r] += weight * value"),
         "the division by the sum of the weights is missing": Edit("acc[r] / row_sum[r]", "acc[r]"),
         "only the first head of each group is written": Edit(
             "for r in range(group):\n    out[first + r, lane] = acc[r] / row_sum[r]",
             "out[first, lane] = acc[0] / row_sum[0]"),
-        "one query head after the other: keys and values are loaded for each": attend_grouped_head_by_head,
+        "one query head after another: keys and values are loaded again for each": attend_grouped_head_by_head,
     },
 )
 
 EQUIVALENT = {
-    "number: 4 -> 5": "Distances 16, 8, 5, 2 and 1 bring every lane the sum of all 32, too, in another order.",
+    "number: 4 -> 5": "With distances 16, 8, 5, 2 and 1 every lane also gets the sum of all 32, in another order.",
 }

@@ -1,14 +1,14 @@
 """A gated product
 
-SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is
-v / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. For a row x = (1, 2), a
-gate of (1, 0) and an up of (0, 3), the dot products are 1 and 6, and the output is silu(1) · 6, about 4.39.
+SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is v
+/ (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. For a row x = (1, 2), a
+gate row (1, 0) and an up row (0, 3), the dot products are 1 and 6, and the output is silu(1) · 6, about 4.39.
 
 There is one thread per output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products
 in one loop. They may be as large as several hundred, with either sign.
 """
 
-HINTS = ("A thread needs one row of x and a row of each weight. Which of the three loads can serve both sums?",
+HINTS = ("A thread needs one row of x and a row of each weight. Which of these three can be loaded once for both sums?",
          "Two sums in one loop over k; after the loop the gate goes through silu and multiplies the other sum. With a "
          "gate of -400, exp(400) is infinite, and dividing by it gives 0, which is right. With exp(gate) in numerator "
          "and denominator, a gate of 400 would give infinity divided by infinity.",
@@ -64,7 +64,7 @@ def _gated_tolerance(x, gate, up):
     return 1.1 * of_gate * (np.abs(u) + of_up) + of_up * np.abs(_silu(g)) + roundings + 2e-36 * (1 + np.abs(u))
 
 
-@asks("Each number of `x` is loaded once for both products, and nothing but the result is stored.")
+@asks("Each element of `x` is loaded once for both products, and nothing but the result is stored.")
 def _in_one_loop(report) -> str | None:
     T, N, K = (GATED[axis] for axis in "TNK")
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]
@@ -112,8 +112,8 @@ EXERCISE = KernelExercise(
             Reach("the products of up are near -50", _products_near(2, -50)),
             *of((0, 1, 2), ZEROS), *of(0, HUGE_AND_TINY, EQUAL)),
     wrong={
-        "silu is taken of up, and not of the gate": Edit("g / (float32(1.0) + math.exp(-g)) * u",
-                                                         "u / (float32(1.0) + math.exp(-u)) * g"),
+        "silu is applied to up, not to the gate": Edit("g / (float32(1.0) + math.exp(-g)) * u",
+                                                       "u / (float32(1.0) + math.exp(-u)) * g"),
         "the logistic function alone, without its argument as a factor": Edit("= g / (", "= float32(1.0) / ("),
         "exp of the gate, not of its negative": Edit("math.exp(-g)", "math.exp(g)"),
         "gelu by a logistic function, with 1.702": Edit("math.exp(-g)", "math.exp(float32(-1.702) * g)"),
@@ -122,9 +122,9 @@ EXERCISE = KernelExercise(
         "silu of both": Edit("math.exp(-g)) * u", "math.exp(-g)) * u / (float32(1.0) + math.exp(-u))"),
         "the weights are read as (K, N)": Edit("gate[col, k]", "gate[k % gate.shape[0], col % gate.shape[1]]",
                                                "up[col, k]", "up[k % up.shape[0], col % up.shape[1]]"),
-        "the guard looks at the columns alone": Edit("row < out.shape[0] and col < out.shape[1]",
-                                                     "col < out.shape[1]"),
-        "a loop for each product: x is loaded twice": gated_product_two_loops,
+        "the guard checks only the columns": Edit("row < out.shape[0] and col < out.shape[1]",
+                                                  "col < out.shape[1]"),
+        "one loop per product: x is loaded twice": gated_product_two_loops,
         "the gate is kept in `out`, in global memory": Edit("out[row, col] = g / (float32(1.0) + math.exp(-g)) * u",
                                                             "out[row, col] = g / (float32(1.0) + math.exp(-g))\n"
                                                             "out[row, col] *= u"),

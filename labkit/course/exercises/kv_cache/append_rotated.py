@@ -2,26 +2,26 @@
 
 B sequences decode together, and each has its own part of the cache, its *slot*, with room for N tokens. `cache`
 (2, B, K, N, 64) float32 holds all keys, then all values, for K heads. Each sequence has one new token with the key and
-value `k` and `v` (B, K, 64), and `lengths` (B,) int32 says how many of its tokens are already in its slot, which is
-also the position of the new one.
+value `k` and `v` (B, K, 64), and `lengths` (B,) int32 says how many of its tokens are already in its slot; this is also
+the position of the new one.
 
 Copy the value. Rotate the key, then store it: values d and d + 32 form a pair, and (low, high) becomes
 (low · cos − high · sin, high · cos + low · sin). Row p of `table` (N, 64) holds the 32 cosines of position p, then its
-32 sines. A slot without a sequence has length −1; write nothing to it, nor to a full one.
+32 sines. A slot without a sequence has length −1; write nothing to it, or to a full one.
 
 For example, with `lengths = [2, -1]` the first key of sequence 0 goes, rotated by row 2 of `table`, to
 `cache[0, 0, 0, 2]`, its value to `cache[1, 0, 0, 2]`, and slot 1 stays as it is. The grid is `(K, B)` with 32 threads
 per block.
 """
 
-HINTS = ("Which two numbers of the key does lane 5 rotate, and with which cosine and sine? Which place do they go to, "
-         "and which slots must stay as they are?",
-         "place = lengths[b] is both the row of the table and the place in the slot. Guard with 0 <= place < "
-         "cache.shape[3]. Load both numbers of a pair before you compute either: the second result needs the first "
-         "number as it was.",
+HINTS = ("Which two elements of the key does lane 5 rotate, and with which cosine and sine? Where in the slot do they "
+         "go, and which slots must not change?",
+         "place = lengths[b] is both the row of the table and the index in the slot. Guard with 0 <= place < "
+         "cache.shape[3]. Load both elements of a pair before you compute either: the second result needs the first "
+         "element as it was.",
          "low, high = k[b, head, lane], k[b, head, 32 + lane]; cos, sin = table[place, lane], table[place, 32 + lane]; "
-         "cache[0, b, head, place, lane] = low * cos - high * sin, and so on; the values go to cache[1, ...] as they "
-         "are.")
+         "cache[0, b, head, place, lane] = low * cos - high * sin, and so on; the values go to cache[1, ...] "
+         "unchanged.")
 POINTS = 2
 
 from labkit import cuda
@@ -90,7 +90,7 @@ def _places(words, choose, **size):
     return Reach(words, turn, size or {"B": 4, "K": 2, "N": 6})
 
 
-@asks("A block loads each number of key, value and table once.")
+@asks("A block loads each element of key, value and table once.")
 def _loads_a_pair_once(report) -> str | None:
     """Both numbers of a pair by one thread, with one cosine and one sine."""
     pairs = APPENDED["B"] * APPENDED["K"] * HALF
@@ -134,38 +134,38 @@ EXERCISE = KernelExercise(
             _places("the first slot is empty", lambda B, N: [-1] + [2] * (B - 1)),
             _places("the last slot is empty", lambda B, N: [2] * (B - 1) + [-1]),
             _places("every sequence is at its first token", lambda B, N: [0] * B),
-            _places("all places of every slot are taken", lambda B, N: [N] * B),
-            _places("the first slot has no place left", lambda B, N: [N] + [1] * (B - 1)),
-            _places("the last place of each slot is free", lambda B, N: [N - 1] * B),
+            _places("every slot is full", lambda B, N: [N] * B),
+            _places("only the first slot is full", lambda B, N: [N] + [1] * (B - 1)),
+            _places("each slot has room for one more token", lambda B, N: [N - 1] * B),
             *of((0, 1), HUGE_AND_TINY, ZEROS)),
     wrong={
-        "neighbours form pairs, as in other models: here a number's partner is 32 numbers away": Edit(
+        "neighbours form pairs, as in other models: here an element's partner is 32 away": Edit(
             "low, high = k[b, head, lane], k[b, head, 32 + lane]",
             "low, high = k[b, head, 2 * lane], k[b, head, 2 * lane + 1]",
             "cache[0, b, head, place, lane] =", "cache[0, b, head, place, 2 * lane] =",
             "cache[0, b, head, place, 32 + lane] =", "cache[0, b, head, place, 2 * lane + 1] ="),
-        "the rotation goes the other way: the signs of the sines are exchanged": Edit(
+        "the rotation goes the other way: the signs of the sines are swapped": Edit(
             LOW, "low * cos + high * sin", HIGH, "high * cos - low * sin"),
-        "the second number is computed from the rotated first one": Edit(
+        "the second element is computed from the rotated first one": Edit(
             "cache[0, b, head, place, lane] = low * cos - high * sin",
             "low = low * cos - high * sin\ncache[0, b, head, place, lane] = low"),
-        "the keys are stored as they came: no rotation": Edit(LOW, "low", HIGH, "high"),
-        "cosine and sine are exchanged": Edit("cos, sin = table[place, lane], table[place, 32 + lane]",
-                                             "sin, cos = table[place, lane], table[place, 32 + lane]"),
-        "the angles are those of the token before": Edit(
+        "the keys are stored without rotation": Edit(LOW, "low", HIGH, "high"),
+        "cosine and sine are swapped": Edit("cos, sin = table[place, lane], table[place, 32 + lane]",
+                                            "sin, cos = table[place, lane], table[place, 32 + lane]"),
+        "the angles are those of the previous token": Edit(
             "table[place, lane]", "table[max(place - 1, 0), lane]",
             "table[place, 32 + lane]", "table[max(place - 1, 0), 32 + lane]"),
-        "the place is that of the last token, which is overwritten": Edit("place = lengths[b]",
-                                                                        "place = lengths[b] - 1"),
+        "the new token overwrites the last one": Edit("place = lengths[b]",
+                                                      "place = lengths[b] - 1"),
         "every sequence is as long as the first one": Edit("place = lengths[b]", "place = lengths[0]"),
-        "a slot without a sequence: place -1 is the last place of the slot": Edit("if 0 <= place < cache.shape[3]:",
-                                                                           "if place < cache.shape[3]:"),
+        "a slot without a sequence: index -1 is the slot's last element": Edit("if 0 <= place < cache.shape[3]:",
+                                                                                "if place < cache.shape[3]:"),
         "no guard for a full slot: the token goes into the next head, or out of the array": Edit(
             "if 0 <= place < cache.shape[3]:", "if 0 <= place:"),
         "the values are the keys": Edit("= v[b, head, lane]", "= k[b, head, lane]",
                                        "= v[b, head, 32 + lane]", "= k[b, head, 32 + lane]"),
         "the second half of the values is left out": Edit(
             "cache[1, b, head, place, 32 + lane] = v[b, head, 32 + lane]", ""),
-        "number by number: each key and each angle is loaded twice": append_number_by_number,
+        "element by element: each key and each angle is loaded twice": append_number_by_number,
     },
 )

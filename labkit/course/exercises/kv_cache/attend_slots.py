@@ -1,13 +1,13 @@
 """From a blank page: one query over a slot
 
 Now the other kernel of the cache. `q` (B, H, 64) float32 has one query per sequence and head, and `cache`
-(2, B, K, N, 64) the keys and values as in exercise 2. H is a multiple of K: the first H / K query heads share the
-first head of keys and values, the next ones the second, and so on. With 8 heads of queries and 2 of keys, query head 5
-reads head 1.
+(2, B, K, N, 64) the keys and values as in exercise 2. H is a multiple of K: the first H / K query heads share the first
+head of keys and values, the next ones the second, and so on. With 8 query heads and 2 key heads, query head 5 reads
+head 1.
 
-`lengths` (B,) int32 counts the tokens in each slot, the new one included. What comes after them may be anything, even
+`lengths` (B,) int32 counts the tokens in each slot, including the new one. The rest of a slot may hold anything, even
 NaN. A score is the dot product of query and key divided by the square root of 64, the weights are the softmax of the
-scores, and row (b, head) of `out` (B, H, 64) is the weighted sum of the values. Where the length is 0, it is 0.
+scores, and row (b, head) of `out` (B, H, 64) is the weighted sum of the values. Where the length is 0, store 0.
 
 The grid is `(H, B)` with 32 threads per block: a warp computes one query, and a lane holds elements lane and lane + 32.
 The loop is that of the exercise `attend_packed`, with two elements per lane.
@@ -15,9 +15,9 @@ The loop is that of the exercise `attend_packed`, with two elements per lane.
 Write `attend_slots(q, cache, lengths, out)` from the decorator down.
 """
 
-HINTS = ("How does query head 5 find its head of keys, if there are 8 of queries and 2 of keys? What does a lane hold "
+HINTS = ("How does query head 5 find its key head, if there are 8 query heads and 2 key heads? What does a lane hold "
          "of the query, and how do the lanes get the whole score?",
-         "kv = head // (q.shape[1] // cache.shape[2]). Each lane multiplies two numbers of the query with two of the "
+         "kv = head // (q.shape[1] // cache.shape[2]). Each lane multiplies two elements of the query by two of the "
          "key; five exchanges add up the products of all lanes. Keep row_max, row_sum and two accumulators, and "
          "correct the sum and the accumulators where the maximum grows. Divide at the end; where the length is 0, "
          "store 0.",
@@ -197,17 +197,17 @@ EXERCISE = KernelExercise(
             _slots_with("the last slot is empty", lambda B, N: [N] * (B - 1) + [0]),
             _slots_with("every sequence has a single token", lambda B, N: [1] * B),
             _slots_with("all slots are full", lambda B, N: [N] * B),
-            at("each head of queries has its own keys", B=2, H=3, K=3, N=5),
-            at("all heads of queries share their keys", B=2, H=4, K=1, N=5),
+            at("each query head has its own keys", B=2, H=3, K=3, N=5),
+            at("all query heads share their keys", B=2, H=4, K=1, N=5),
             Reach("scores are thousands apart", _times(100, 100, 1), {"B": 2, "H": 4, "K": 2, "N": 6}),
             Reach("values are large", _times(1, 1, 10_000), {"B": 2, "H": 4, "K": 2, "N": 6}),
             Reach("all scores are far below 0", _scores_below, {"B": 2, "H": 4, "K": 2, "N": 6}),
             Reach("all scores and values are 0", _times(0, 0, 0), {"B": 2, "H": 4, "K": 2, "N": 6}),
             *of(0, EQUAL)),
     wrong={
-        "heads of queries take heads of keys in rotation: neighbours share one": Edit(
+        "query head h reads head h % K: neighbouring query heads share one instead": Edit(
             "head // (q.shape[1] // cache.shape[2])", "head % cache.shape[2]"),
-        "all places of a slot are keys, those after the sequence too": Edit("range(seen)", "range(cache.shape[3])"),
+        "the whole slot is read, beyond the end of the sequence": Edit("range(seen)", "range(cache.shape[3])"),
         "every sequence is as long as the first one": Edit("range(seen)", "range(lengths[0])"),
         "the last token is left out": Edit("range(seen)", "range(seen - 1)"),
         "all sequences read the keys of the first slot": Edit(

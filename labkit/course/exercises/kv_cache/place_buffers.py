@@ -3,10 +3,10 @@
 Buffer i has `sizes[i]` bytes and is live from launch `first[i]`, which writes it, to launch `last[i]`, which reads it
 for the last time, both included. All three are arrays (n,) of integers. Go through the buffers in order, and put each
 at the lowest address, from 0 up, where it shares no byte with an earlier buffer that is live in one of the same
-launches. Return the addresses (n,). No alignment is needed.
+launches. Return the addresses, an array (n,). No alignment is needed.
 
-For example, buffers of 8, 4 and 6 bytes that are live in launches 0 to 1, 1 to 2, and 2 to 3 get the addresses 0, 8
-and 0: the third meets only the second, and fits in front of it.
+For example, buffers of 8, 4 and 6 bytes that are live in launches 0 to 1, 1 to 2, and 2 to 3 get the addresses 0, 8 and
+0: the third shares a launch only with the second, and fits below it.
 """
 
 HINTS = ("When do two ranges of launches have a launch in common, and two ranges of addresses a byte? Why must the "
@@ -78,7 +78,7 @@ EXERCISE = FunctionExercise(
     domain=(_lives("all buffers are live in the same launch", lambda n: (16 * np.arange(1, n + 1), [0] * n, [3] * n)),
             _lives("no two buffers are live in the same launch",
                    lambda n: (16 * np.arange(1, n + 1), 2 * np.arange(n), 2 * np.arange(n) + 1)),
-            _lives("each buffer is written by the launch that reads the one before it",
+            _lives("each buffer is written by the launch that reads the previous one",
                    lambda n: ([64, 16, 32] * (n // 3), np.arange(n), np.arange(n) + 1)),
             _lives("a buffer fits exactly into a gap", lambda n: (
                 [32, 48, 32, 48, *[16] * (n - 4)], [0, 0, 0, 3, *[9] * (n - 4)], [5, 2, 5, 5, *[9] * (n - 4)])),
@@ -87,12 +87,12 @@ EXERCISE = FunctionExercise(
             _lives("of two gaps the lower one is large enough", lambda n: (
                 [16, 16, 16, 16, 16, 16, *[8] * (n - 6)], [0, 0, 0, 0, 0, 3, *[3] * (n - 6)],
                 [5, 2, 5, 2, 5, 5, *[5] * (n - 6)])),
-            _lives("a buffer is live in one launch alone", lambda n: (
+            _lives("each buffer is live in a single launch", lambda n: (
                 16 * (1 + np.arange(n) % 3), np.arange(n) // 3, np.arange(n) // 3))),
     wrong={
         "a buffer that a launch reads may be overwritten by what it writes": Edit(
             "first[j] <= last[i] and first[i] <= last[j]", "first[j] < last[i] and first[i] < last[j]"),
-        "gaps are not used: each goes above all that are live with it": place_above_all,
+        "gaps are not used: each buffer goes above all that are live with it": place_above_all,
         "the others are not examined in the order of their addresses: a lower gap is missed":
             Edit("sorted(others, key=lambda j: offsets[j])", "others"),
         "all others count, whether they are live at the same time or not": Edit(

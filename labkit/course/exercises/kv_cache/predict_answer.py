@@ -4,12 +4,11 @@ A model has 10⁹ weights in bfloat16, 25 layers, and 4 heads of keys and values
 gets a prompt of 400 tokens and writes an answer of 100. The prompt's step gives the first of these.
 
 How many rows go through the model in all steps together, with a cache and without one? How many bytes of keys and
-values does the cache hold in the end?
+values does the cache hold at the end?
 
 A GPU moves 4,000 GB/s and does 800 · 10¹² flops per second. Suppose that a step takes as long as the weights' bytes,
-which it reads once, or its flops, two for each weight and row, whichever is longer. Leave out attention, keys and
-values. How many microseconds do all steps after the prompt's need with a cache, and how many do all 100 steps need
-without one?
+which it reads once, or its flops, two per weight and row, whichever is longer. Leave out attention, keys and values.
+How many microseconds do all steps after the prompt's need with a cache, and how many do all 100 steps need without one?
 """
 
 HINTS = ("The first step computes the prompt and gives the first token. How many steps follow, and which token never "
@@ -52,21 +51,21 @@ def _answer() -> dict:
 EXERCISE = PredictionExercise(
     name="predict_answer",
     truth=_answer,
-    how={"rows_with": "400 rows of the prompt, and one for each token of the answer but the last.",
+    how={"rows_with": "400 rows of the prompt, and one per token of the answer except the last.",
          "rows_without": "The first step has 400 rows, the last one 499: 100 steps with 449.5 rows on average.",
-         "kept_bytes": "A key and a value of 100 numbers in each of 4 heads and 25 layers, 2 bytes a number, are "
+         "kept_bytes": "A key and a value of 100 elements in each of 4 heads and 25 layers, 2 bytes per element, are "
                        "40,000 bytes, for each of 499 tokens.",
          "decode_us_with": "A step of one row takes as long as the weights' 2,000 MB: 500 microseconds. 99 follow.",
          "all_us_without": "400 rows take 1,000 microseconds for their flops, longer than the bytes, and later steps "
                            "have more. So all rows count, with 2.5 microseconds each."},
     wrong={"the last token goes through the model as well: nothing is computed after it": {
                "rows_with": 500, "kept_bytes": 20_000_000, "decode_us_with": 50_000},
-           "a step computes the token that it is to find: 401 rows in the first, 500 in the last": {
+           "a step also computes the token that it should predict: 401 rows in the first, 500 in the last": {
                "rows_without": 45_050, "all_us_without": 112_625},
            "the prompt is computed again in every step, but not the answer so far": {
                "rows_without": 40_000, "all_us_without": 100_000},
-           "the keys alone, without the values": {"kept_bytes": 9_980_000},
-           "one layer alone": {"kept_bytes": 798_400},
+           "only the keys, without the values": {"kept_bytes": 9_980_000},
+           "only one layer": {"kept_bytes": 798_400},
            "a single row takes as long as its flops: the weights are not read": {"decode_us_with": 247.5},
            "steps without a cache take as long as the weights' bytes, however many rows they have": {
                "all_us_without": 50_000},

@@ -1,10 +1,10 @@
 """RMSNorm by a block
 
 Row t of `out` (T, C) is row t of `x`, divided by the root of the mean of its squares plus `epsilon`, times `weight`
-(C,). Everything is float32, and C may be any size. In lesson 21 a warp had a row. When a model writes a single text,
-there is only one row, and one warp would be busy with it for long. So here a row has a block of 128 threads, four
-warps, and the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through
-`partial`. `out` may be the same array as `x`.
+(C,). Everything is float32, and C may be any size. In lesson 21 one warp computed a row. When a model writes a single
+text, there is only one row, and one warp would need long for it. So here a block of 128 threads, four warps, computes a
+row, and the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through `partial`.
+`out` may be the same array as `x`.
 
 For example, with an epsilon of 0 the row (3, 4) has a mean square of 12.5, and with weights of 1 it becomes
 (0.849, 1.131).
@@ -73,7 +73,7 @@ def _norm_inputs(rng, T, C):
     return uniform(rng, T, C) * scale, 1 + uniform(rng, C) / 4, np.float32(rng.choice([1e-6, 1e-5, 1e-4]))
 
 
-@asks("A row takes two barriers at most and is read twice at most.", shuffles)
+@asks("A row takes at most two barriers and is read at most twice.", shuffles)
 def _one_barrier(report) -> str | None:
     """The four warps meet once or twice, and the row is read twice."""
     warps, loads = report.counts["barriers"], report.counts["global_loads"]
@@ -153,7 +153,7 @@ EXERCISE = KernelExercise(
     observe_sizes=(NORMED,),
     demand=_one_barrier,
     domain=(in_place(0), at("a row has fewer columns than a warp has lanes", T=2, C=7),
-            at("a row has several columns for each thread", T=2, C=513),
+            at("a row has several columns per thread", T=2, C=513),
             *parameter(2, "epsilon", 0, 0.5),
             *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE, at={"T": 4, "C": 100}),
             *of(1, NEGATIVE)),
@@ -163,7 +163,7 @@ EXERCISE = KernelExercise(
         "epsilon is left out: a row of zeros is divided by 0": Edit(" + epsilon", ""),
         "epsilon is added after the root": Edit("cuda.rsqrt(total / float32(columns) + epsilon)",
                                                 "float32(1.0) / (math.sqrt(total / float32(columns)) + epsilon)"),
-        "each warp takes the squares of its own columns alone": Edit(
+        "each warp uses only the squares of its own columns": Edit(
             "total = partial[0] + partial[1] + partial[2] + partial[3]", "total = squares"),
         "the partial sum of the last warp is left out": Edit(" + partial[3]", ""),
         "the warps' sums are read before they are written: the barrier is missing": Edit("cuda.syncthreads()", ""),
@@ -171,7 +171,7 @@ EXERCISE = KernelExercise(
             "shfl_xor_sync", "shfl_down_sync", "thread % 32 == 0", "thread % 32 == 31"),
         "every thread adds up the whole row, and nothing is exchanged": rmsnorm_block_each_thread_alone,
         "the weight is left out": Edit(" * weight[col]", ""),
-        "a tree in shared memory, with a barrier for each of its levels": rmsnorm_block_by_a_tree,
+        "a tree in shared memory, with one barrier per level": rmsnorm_block_by_a_tree,
     },
 )
 
@@ -179,7 +179,8 @@ EQUIVALENT = {
     "call: cuda.shfl_xor_sync(4294967295, squares, distance) -> cuda.shfl_down_sync(4294967295, squares, distance)":
         "Only lane 0 stores the sum of its warp, and that lane has the whole sum either way.",
     "number: 4 -> 5":
-        "Distances 16, 8, 5, 2 and 1 bring every lane the sum of all 32, too; and a fifth partial sum is never used.",
+        "With distances 16, 8, 5, 2 and 1 every lane also gets the sum of all 32; and a fifth partial sum is never "
+        "used.",
     "type: float32(columns) -> int32(columns)":
-        "An int32 that is divided by becomes a float64 in Numba: the quotient is right, and slower to compute.",
+        "Dividing by an int32 gives a float64 in Numba: the quotient is right, but slower to compute.",
 }

@@ -7,14 +7,14 @@
 For example, with D = 4 the head (1, 2, 3, 4) has the pairs (1, 3) and (2, 4). At a position where both angles are 90°,
 it becomes (−3, −4, 1, 2).
 
-There is one thread per pair of each head of each token, in a grid of one dimension with some threads to spare. `out`
-may be `x`.
+There is one thread per pair of each head of each token, in a one-dimensional grid with some threads to spare. `out` may
+be `x`.
 """
 
-HINTS = ("Thread i has one pair. How many pairs does a head have, and how many has a token? Work out d, the head and "
-         "the token of i, with // and %.",
-         "d is i % half, the head i // half % heads, the token what is left. Load both elements of the pair into "
-         "variables before you store anything: out may be x.",
+HINTS = ("Thread i has one pair. How many pairs does a head have, and how many does a token have? Work out d, the head "
+         "and the token of i, with // and %.",
+         "d is i % half, the head i // half % heads, and the token is what is left. Load both elements of the pair "
+         "into variables before you store anything: out may be x.",
          "cos, sin = table[p, d], table[p, d + half] with p = positions[t]; a, b = x[t, head, d], x[t, head, d + "
          "half]; then out[t, head, d] = a * cos - b * sin and out[t, head, d + half] = b * cos + a * sin.")
 POINTS = 2
@@ -58,7 +58,7 @@ def _rope_tolerance(x, table, positions):
     return head_tolerance(x, None, FLOAT32)
 
 
-@asks("Everything is loaded once: both numbers of a pair, their cosine and sine, and the position.")
+@asks("Everything is loaded once: both elements of a pair, their cosine and sine, and the position.")
 def _pairs_once(report) -> str | None:
     tokens, heads, size = ROTATED["T"], ROTATED["H"], ROTATED["D"]
     numbers = tokens * heads * size
@@ -101,11 +101,11 @@ EXERCISE = KernelExercise(
     observe_sizes=(ROTATED,),
     demand=_pairs_once,
     domain=(in_place(0),
-            _at_positions("all tokens stand at position 0", lambda positions: 0 * positions),
-            _at_positions("all tokens stand at the last position of the table",
+            _at_positions("all tokens are at position 0", lambda positions: 0 * positions),
+            _at_positions("all tokens are at the last position of the table",
                           lambda positions: 0 * positions + POSITIONS - 1),
-            _at_positions("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
-            _at_positions("the tokens stand far apart", lambda positions: 13 * np.arange(len(positions))),
+            _at_positions("the positions are in reverse order", lambda positions: 17 - np.arange(len(positions))),
+            _at_positions("the positions are far apart", lambda positions: 13 * np.arange(len(positions))),
             any_angles(1), *of(0, *SUMMED, EQUAL)),
     wrong={
         "neighbours are taken as pairs": Edit("a, b = x[t, head, d], x[t, head, d + half]",
@@ -115,16 +115,16 @@ EXERCISE = KernelExercise(
         "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
                                       "b * cos - a * sin"),
         "both signs are plus": Edit("a * cos - b * sin", "a * cos + b * sin"),
-        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
-        "cosines and sines are taken to stand side by side": Edit("table[p, d], table[p, d + half]",
-                                                                 "table[p, 2 * d], table[p, 2 * d + 1]"),
+        "the token's index is taken for its position": Edit("p = positions[t]", "p = t"),
+        "cosines and sines are taken to alternate": Edit("table[p, d], table[p, d + half]",
+                                                         "table[p, 2 * d], table[p, 2 * d + 1]"),
         "the sine is that of the first angle, for all pairs": Edit("table[p, d + half]", "table[p, half]"),
-        "every head gets the angles of another token: heads and tokens are exchanged": Edit(
+        "every head gets the angles of another token: heads and tokens are swapped": Edit(
             "d, head, t = i % half, i // half % heads, i // half // heads",
             "d, t, head = i % half, i // half % tokens, i // half // tokens", "p = positions[t]",
             "p = positions[i // half // heads]"),
         "no guard: the last block has threads without a pair": Edit("if i < tokens * heads * half:", "if True:"),
-        "in place, the second number is computed from the rotated first one":
+        "in place, the second element is computed from the rotated first one":
             Edit("b * cos + a * sin", "b * cos + x[t, head, d] * sin"),
         "the position is loaded again for each use": rope_heads_number_by_number,
     },
@@ -132,7 +132,7 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "arithmetic: d + half -> d - half":
-        "A negative index counts from the end of the axis, and a head has twice as many numbers as pairs: it is the "
+        "A negative index counts from the end of the axis, and a head has twice as many elements as pairs: it is the "
         "same element.",
 }
 

@@ -2,16 +2,17 @@
 
 Qwen3 is built like Llama, but normalises each head of queries and keys before it rotates it. `x` (T, heads, 64) holds
 the heads of T tokens. Divide each head by the root of the mean of its squares plus `epsilon`, multiply it by `weight`
-(64,), which all heads share, and then rotate it as in exercise 2: `table` (P, 64) has the cosines of a position and
-then its sines, `positions` (T,) int32 has the position of each token, and pair d is (d, d + 32). The result goes to
-`out` (T, heads, 64), which may be `x`. Everything but the positions is float32.
+(64,), which all heads share, and then rotate it as in exercise 2: a row of `table` (P, 64) holds the cosines of a
+position and then its sines, `positions` (T,) int32 holds the position of each token, and pair d is (d, d + 32). The
+result goes to `out` (T, heads, 64), which may be `x`. Everything but the positions is float32.
 
-The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
+The grid is `(heads, T)`, with 32 threads in a block, so one warp computes a head. The lanes add up the squares by
+shuffles.
 
 Write `rotate_normed(x, weight, epsilon, table, positions, out)` from the decorator down.
 """
 
-HINTS = ("A head has 64 elements and a warp has 32 lanes. Which two elements should a lane have, so that it can rotate "
+HINTS = ("A head has 64 elements and a warp has 32 lanes. Which two elements should a lane hold, so that it can rotate "
          "them by itself?",
          "Lane d loads elements d and d + 32. The squares of both go into the sum, which five shuffles bring to every "
          "lane. Then both get the factor and their weights, and only after that the rotation.",
@@ -136,30 +137,30 @@ EXERCISE = KernelExercise(
     observe_sizes=(NORMED_ROTATED,),
     demand=_head_once,
     domain=(in_place(0),
-            _standing("all tokens stand at position 0", lambda positions: 0 * positions),
-            _standing("all tokens stand at the last position of the table",
+            _standing("all tokens are at position 0", lambda positions: 0 * positions),
+            _standing("all tokens are at the last position of the table",
                       lambda positions: 0 * positions + POSITIONS - 1),
-            _standing("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
+            _standing("the positions are in reverse order", lambda positions: 17 - np.arange(len(positions))),
             any_angles(3, {"T": 4, "H": 3}), *parameter(2, "epsilon", 0, 0.5),
             *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of(1, NEGATIVE)),
     wrong={
-        "the weights multiply what is rotated already":
+        "the weights are applied after the rotation":
             Edit("a, b = a * scale * weight[lane], b * scale * weight[lane + 32]",
                  "",
                  "a * cos - b * sin",
                  "(a * cos - b * sin) * scale * weight[lane]",
                  "b * cos + a * sin",
                  "(b * cos + a * sin) * scale * weight[lane + 32]"),
-        "both numbers of a pair get the weight of the first": Edit("weight[lane + 32]", "weight[lane]"),
+        "both elements of a pair get the weight of the first": Edit("weight[lane + 32]", "weight[lane]"),
         "the weights are left out": Edit(" * weight[lane],", ",", " * weight[lane + 32]", ""),
         "the squares of the second half of the head are left out": Edit("squares = a * a + b * b", "squares = a * a"),
         "the sum of the squares is divided by the number of lanes": Edit("float32(64.0)", "float32(32.0)"),
         "the sum of the squares, not their mean": Edit("squares / float32(64.0)", "squares"),
         "epsilon is left out: a head of zeros is divided by 0": Edit(" + epsilon", ""),
-        "each lane takes the squares of its own pair alone": Edit(
+        "each lane uses only the squares of its own pair": Edit(
             "for distance in (16, 8, 4, 2, 1):\n    squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)",
             "squares *= float32(32.0)"),
-        "shfl_down: lane 0 alone has the sum of all": Edit("shfl_xor_sync", "shfl_down_sync"),
+        "shfl_down: only lane 0 has the sum of all": Edit("shfl_xor_sync", "shfl_down_sync"),
         "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
                                       "b * cos - a * sin"),
         "neighbours are taken as pairs": Edit(
@@ -167,10 +168,10 @@ EXERCISE = KernelExercise(
             "weight[lane],", "weight[2 * lane],", "weight[lane + 32]", "weight[2 * lane + 1]",
             "out[t, head, lane] =", "out[t, head, 2 * lane] =", "out[t, head, lane + 32] =",
             "out[t, head, 2 * lane + 1] ="),
-        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
-        "the number of the head is taken for the token's in `positions`": Edit("positions[t]",
-                                                                           "positions[head % x.shape[0]]"),
-        "the numbers are loaded again after the sum": rotate_normed_loaded_again,
+        "the token's index is taken for its position": Edit("p = positions[t]", "p = t"),
+        "`positions` is indexed by the head, not the token": Edit("positions[t]",
+                                                                  "positions[head % x.shape[0]]"),
+        "the elements are loaded again after the sum": rotate_normed_loaded_again,
     },
 )
 

@@ -2,13 +2,13 @@
 
 `files` is a list of safetensors files, each as bytes: 8 bytes with the length of the header, lowest byte first, the
 header in JSON, and then the values. All tensors of all files are to be copied into one buffer, in the order of their
-names, as `sorted` gives it. The first begins at 0, and each of the others at the next multiple of 16 after the end of
-the one before, or at that end if it is such a multiple.
+names, as `sorted` gives it. The first begins at 0, and each of the others where the one before ends, rounded up to a
+multiple of 16.
 
-Return an array with a row of four integers for each tensor, in that order: the index of its file, its first byte in
-that file (counted from the start of the file), its length in bytes, and its offset in the buffer. For example, if file
-0 has a header of 100 bytes and in it `"b"` with the `data_offsets` [0, 20], and file 1 a header of 60 bytes and `"a"`
-with [0, 6], the result is
+Return an array with one row of four integers per tensor, in that order: the index of its file, its first byte in that
+file (counted from the start of the file), its length in bytes, and its offset in the buffer. For example, if file 0 has
+a header of 100 bytes with `"b"` at the `data_offsets` [0, 20], and file 1 a header of 60 bytes with `"a"` at [0, 6],
+the result is
 
 ```
 [[1,  68,  6,  0],
@@ -134,10 +134,11 @@ EXERCISE = FunctionExercise(
     inputs=_files,
     sizes=tuple({"count": count, "tensors": tensors} for count, tensors in ((1, 1), (1, 3), (2, 4), (3, 6))),
     random_size=lambda rng: {"count": int(rng.integers(2, 5)), "tensors": int(rng.integers(2, 8))},
-    domain=(Reach("every tensor's bytes are a multiple of 16", _all_like(2, 4, dtypes=("BF16",), shapes=(4, 8))),
-            Reach("no tensor's bytes are a multiple of 16", _all_like(2, 4, dtypes=("U8",), shapes=(5,))),
-            Reach("every tensor has a byte more than a multiple of 16", _all_like(2, 3, dtypes=("U8",), shapes=(17,))),
-            Reach("every tensor has one number and no axis", _all_like(2, 4, dtypes=("BF16",), shapes=())),
+    domain=(Reach("every tensor's size in bytes is a multiple of 16", _all_like(2, 4, dtypes=("BF16",), shapes=(4, 8))),
+            Reach("no tensor's size in bytes is a multiple of 16", _all_like(2, 4, dtypes=("U8",), shapes=(5,))),
+            Reach("every tensor has one byte more than a multiple of 16",
+                  _all_like(2, 3, dtypes=("U8",), shapes=(17,))),
+            Reach("every tensor has a single element and no axes", _all_like(2, 4, dtypes=("BF16",), shapes=())),
             Reach("tensors have no elements", _all_like(2, 3, shapes=(0, 3))),
             Reach("the first file has no tensors", lambda rng, files: ([_file(rng, {}, []), *files],)),
             Reach("there is a single file", _all_like(1, 5)),
@@ -146,14 +147,15 @@ EXERCISE = FunctionExercise(
         "the 8 bytes of the length are forgotten": Edit("8 + length + begin", "length + begin"),
         "offsets count from the end of the header, not from the file's first byte": Edit("8 + length + begin", "begin"),
         "the length of the header is read with the highest byte first": Edit('"little"', '"big"'),
-        "`data_offsets` are taken for a begin and a length": Edit("end - begin", "end"),
-        "tensors lie side by side in the buffer, not aligned": Edit("-(-found[name][2] // 16) * 16", "found[name][2]"),
-        "16 bytes lie between tensors even where one ends at a multiple of 16":
+        "`data_offsets` are taken for a beginning and a length": Edit("end - begin", "end"),
+        "tensors follow each other in the buffer without alignment":
+            Edit("-(-found[name][2] // 16) * 16", "found[name][2]"),
+        "16 bytes are skipped even where a tensor ends at a multiple of 16":
             Edit("-(-found[name][2] // 16) * 16", "(found[name][2] // 16 + 1) * 16"),
-        "rounded down: a tensor begins before the last one ends": Edit("-(-found[name][2] // 16) * 16",
-                                                                      "found[name][2] // 16 * 16"),
+        "rounded down: a tensor begins before the previous one ends": Edit("-(-found[name][2] // 16) * 16",
+                                                                           "found[name][2] // 16 * 16"),
         "the order is that of the files, not of the names": Edit("sorted(found)", "found"),
         "`__metadata__` counts as a tensor": Edit('if name != "__metadata__":', "if True:"),
-        "the length comes from the shape, at two bytes a number": buffer_map_by_shape,
+        "the length comes from the shape, at two bytes per value": buffer_map_by_shape,
     },
 )

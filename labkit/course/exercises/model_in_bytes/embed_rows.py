@@ -1,21 +1,20 @@
 """From a blank page: the first launch of a Llama
 
 Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is int32.
-An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16. With
+An id without a row in the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16. With
 `ids = [2, 0, 7]` and a table of four rows, `out` has rows 2 and 0 of the table, then a row of NaN.
 
-This time you write the launcher as well, and choose the grid and the block. The first idea is a block for each token
-and a thread for each column. It fails: C may be up to 4,096, and the 2,048 columns of a Llama are already more than
-the threads a block may have. Try it once, to see the error.
+This time you write the launcher as well, and choose the grid and the block. The first idea is one block per token and
+one thread per column. It fails: C may be up to 4,096, and the 2,048 columns of a Llama are already more than the
+threads a block may have. Try it once, to see the error.
 
 Write the kernel, and `embed_rows(ids, table, out)`, a function that launches it.
 """
 
 HINTS = ("How many threads may a block have, and how did your embed_tokens of lesson 26 copy a row that is longer than "
          "that?",
-         "A block of 256 threads for each token; its threads walk along the row in steps of 256. Check the id before "
-         "you use it as an index: it is a row if it is at least 0 and less than table.shape[0]. The launcher is one "
-         "line.",
+         "One block of 256 threads per token; its threads walk along the row in steps of 256. Check the id before you "
+         "use it as an index: it must be at least 0 and less than table.shape[0]. The launcher is one line.",
          "out[t, col] = table[ids[t], col] if known else 0x7FC0, for col in range(cuda.threadIdx.x, out.shape[1], "
          "256); and embed_rows_kernel[ids.size, 256](ids, table, out).")
 POINTS = 3
@@ -71,7 +70,7 @@ def _ids(choose):
     return lambda rng, ids, table: (choose(rng, ids.size, len(table)).astype(np.int32), table)
 
 
-@asks("There is one launch, and a thread copies 64 numbers at most.")
+@asks("There is one launch, and a thread copies at most 64 values.")
 def _one_launch(run):
     """On the device, in one launch, with at most 64 numbers for each thread."""
     if fault := on_the_device(run):
@@ -81,15 +80,15 @@ def _one_launch(run):
     threads = prod(run.launches[0].grid) * prod(run.launches[0].block)
     numbers = run.size["T"] * run.size["C"]
     if threads * 64 < numbers:
-        return (f"{threads:,} threads move {numbers:,} numbers. Spread the work over more threads: at most 64 "
-                f"numbers for each.")
+        return (f"{threads:,} threads move {numbers:,} values. Spread the work over more threads: at most 64 "
+                f"values per thread.")
     if run.size["C"] <= 64:
         return None
     stores = Counter(thread for cells in run.launches[0].observed().touched.values()
                      for (thread, _), kinds in cells.items() if "store" in kinds)
     if (most := max(stores.values(), default=0)) > 64:
-        return (f"A thread stores {most:,} numbers, and asked for are 64 at most. Does each thread begin with its own "
-                "number?")
+        return (f"A thread stores {most:,} values, and at most 64 are allowed. Does each thread begin with its own "
+                "value?")
     return None
 
 
@@ -156,33 +155,33 @@ EXERCISE = FunctionExercise(
     wrong={
         "each warp of a block copies the whole row":
             Edit("cuda.threadIdx.x, out.shape[1], 256", "cuda.threadIdx.x % 32, out.shape[1], 32"),
-        "a thread for each column: 2,048 are more than a block may have": embed_rows_thread_a_column,
+        "one thread per column: 2,048 are more than a block may have": embed_rows_thread_a_column,
         "1,024 threads and no loop: further columns are never written": embed_rows_first_1024,
         "negative ids are not checked": Edit("token >= 0 and token < table.shape[0]", "token < table.shape[0]"),
         "the id one past the last row counts as a row": Edit("token < table.shape[0]", "token <= table.shape[0]"),
         "ids past the last row are not checked": Edit("token >= 0 and token < table.shape[0]", "token >= 0"),
-        "an unknown id leaves its row as it was": Edit(
+        "the row of an unknown id is left unchanged": Edit(
             "out[t, col] = table[token, col] if known else 0x7FC0",
             "if known:\n"
             "    out[t, col] = table[token, col]"),
         "an unknown id gives zeros": Edit("0x7FC0", "0"),
-        "an unknown id gives float16's NaN, and in bfloat16 that is a number": Edit("0x7FC0", "0x7E00"),
+        "an unknown id gives float16's NaN, which in bfloat16 is a number": Edit("0x7FC0", "0x7E00"),
         "row t of the table, not row ids[t]": Edit("token = ids[t]", "token = t"),
-        "the stride is one more than the block has threads, and columns are left out":
+        "the stride is one more than the block size, and columns are left out":
             Edit("out.shape[1], 256)", "out.shape[1], 257)"),
         "one thread copies everything": embed_rows_alone,
-        "a launch for each token": embed_rows_a_launch_each,
+        "one launch per token": embed_rows_a_launch_each,
         "the host gathers the rows": embed_rows_on_the_host,
     },
 )
 
 EQUIVALENT = {
-    "number: 256 -> 512 (2)": "Threads 256 to 511 store what threads 0 to 255 store at the same places: the same rows.",
+    "number: 256 -> 512 (2)": "Threads 256 to 511 store what threads 0 to 255 store in the same elements: the same "
+                              "rows.",
 }
 
 AFTER = """
-Your launch fits into the model. Here is the small Llama of the lesson, once with its own embedding and once with
-yours.
+Your launch fits into the model. Here is the lesson's small Llama, once with its own embedding and once with yours.
 
 # %%
 from labkit.models.llama import Config, Kernels, Llama, SingleSequence

@@ -1,14 +1,14 @@
 """Predict: the time of a token
 
-TinyLlama has 22 layers and a width of 2,048: 32 heads of queries and 4 of keys and values, 64 values each, an MLP
+TinyLlama has 22 layers and a width of 2,048: 32 query heads and 4 heads of keys and values, 64 values each, an MLP
 5,632 wide, and a vocabulary of 32,000. As in every Llama a layer has seven weight matrices without biases, and two
 norms of 2,048 weights each; a last norm comes before the head. The head is a separate matrix, not the embedding table.
 Everything is bfloat16.
 
 How many parameters does a layer have, and how many the model? How many bytes of parameters are read for one token, if
-each parameter that is needed is read once, and only one row of the embedding table is needed? How many bytes does a
-token add to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at
-4,000 GB/s, rounded down?
+every parameter needed is read once, and only one row of the embedding table is needed? How many bytes does a token add
+to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at 4,000 GB/s,
+rounded down?
 """
 
 HINTS = ("Which seven matrices does a layer have? Two of them are smaller here than in a model with 32 heads of keys "
@@ -60,19 +60,19 @@ EXERCISE = PredictionExercise(
                              "three matrices of the MLP 5,632 by 2,048. Then two norms.",
          "parameters": "22 layers, the embedding table and the head of 32,000 by 2,048 each, and the last norm.",
          "bytes_read": "All parameters except the embedding table, plus one row of it; two bytes each.",
-         "cache_bytes": "In each layer a key and a value for each of the 4 heads, 64 numbers of two bytes.",
-         "microseconds": "4,000 GB a second are four million bytes a microsecond."},
-    wrong={"keys and values were counted for 32 heads; 4 are shared by all": {
+         "cache_bytes": "In each layer a key and a value for each of the 4 heads, 64 values of two bytes.",
+         "microseconds": "4,000 GB per second is 4 billion bytes per millisecond, 4 million per microsecond."},
+    wrong={"keys and values were counted for 32 heads; there are only 4": {
                "layer_parameters": 51384320, "parameters": 1261529088, "bytes_read": 2391990272, "cache_bytes": 180224,
                "microseconds": 597},
            "the MLP was counted with two matrices; gate, up and down are three": {
                "layer_parameters": 32509952, "parameters": 846292992, "bytes_read": 1561518080, "microseconds": 390},
-           "the head was taken for the embedding table: here they are two": {
+           "the head was taken to be the embedding table: here they are separate": {
                "parameters": 1034512384, "bytes_read": 2069024768},
            "the row of the embedding was left out": {"bytes_read": 2069024768},
-           "the embedding table was read whole": {"bytes_read": 2200096768, "microseconds": 550},
-           "four bytes were counted for a number": {
+           "the whole embedding table was counted as read": {"bytes_read": 2200096768, "microseconds": 550},
+           "four bytes per value were counted": {
                "bytes_read": 4138057728, "cache_bytes": 45056, "microseconds": 1034},
-           "keys were counted for the cache, and values left out": {"cache_bytes": 11264},
-           "the cache of one layer alone was counted": {"cache_bytes": 1024}},
+           "only keys were counted for the cache, not values": {"cache_bytes": 11264},
+           "only one layer's cache was counted": {"cache_bytes": 1024}},
 )

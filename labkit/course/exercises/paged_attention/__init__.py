@@ -1,5 +1,5 @@
-"""Four exercises: a prediction, attention over pages with one warp for each head, parts of a softmax joined, and from a
-blank page attention split over blocks. Your attention has a place in a small Llama. `hint("predict_parts")` gives a
+"""Four exercises: a prediction, attention over pages with one warp per head, parts of a softmax joined, and from a
+blank page attention split over blocks. Your attention then runs in a small Llama. `hint("predict_parts")` gives a
 hint, and a second call a better one.
 """
 
@@ -76,11 +76,11 @@ def equal_keys(rng, q, keys, values, *rest):
 
 
 DOMAIN = (
-    with_lengths("every sequence is an empty place", lambda lengths, most: 0 * lengths),
+    with_lengths("every sequence is empty", lambda lengths, most: 0 * lengths),
     with_lengths("every sequence has a single token", lambda lengths, most: 0 * lengths + 1),
     with_lengths("the last page of each sequence is full", lambda lengths, most: 0 * lengths + most),
     with_lengths("the last page of each sequence has one token", lambda lengths, most: 0 * lengths + most - 15),
-    with_lengths("only the first place in the batch is taken",
+    with_lengths("only the first sequence has tokens",
                  lambda lengths, most: np.where(np.arange(len(lengths)) == 0, most, 0)),
     scaled("scores are thousands apart", queries=100, keys=100),
     scaled("values are large", values=10_000),

@@ -1,8 +1,8 @@
 """From a blank page: attention split over blocks
 
 The arguments are those of exercise 2, with heads of 32 elements, and an int `share`. A block now attends to `share`
-pages of one sequence: block p to the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens.
-And it has all H // K query heads, at most 4, that read the same head of keys and values.
+pages of one sequence: block p to entries p × share to (p + 1) × share - 1 of its row of the table, as far as there are
+tokens. And it computes all H // K query heads, at most 4, that read the same head of keys and values.
 
 For each of its query heads it writes a record to `out` (B, H, P, 34): 32 elements of `acc`, then `row_max`, then
 `row_sum`, as in exercise 3. A block whose pages hold no token writes nothing.
@@ -16,7 +16,7 @@ The grid is `(P, K, B)` with 32 threads per block. Write
 
 HINTS = ("Which tokens belong to block p, if the sequence has 70 and share is 2? For which p are there none?",
          "It is the loop of paged_attention, from p * share * 16 to the smaller of (p + 1) * share * 16 and the "
-         "length. What that kernel has once, query, row_max, row_sum and acc, you now have for each query head of the "
+         "length. What that kernel has once, query, row_max, row_sum and acc, you now need for each query head of the "
          "group, in local arrays of 4. Load key and value before the loop over the heads.",
          "first, end = part * share * 16, min((part + 1) * share * 16, lengths[b]); query head n of the group is "
          "kv_head * (q.shape[1] // keys.shape[1]) + n; if first < end, out[b, head, part, lane] = acc[n], and lane 0 "
@@ -120,7 +120,7 @@ def _split_tolerance(q, keys, values, table, lengths, scale, share):
     return _split(q, keys, values, table, lengths, scale, share, errors)
 
 
-@asks("A block loads each number of its keys and values once, for all of its query heads.", shuffles)
+@asks("A block loads each element of its keys and values once, for all of its query heads.", shuffles)
 def _group_loads_once(report) -> str | None:
     tokens, group, blocks = SPLIT["S"], SPLIT["H"] // SPLIT["KV"], _parts_of_size(SPLIT["S"], SPLIT["share"])
     loads = report.counts["global_loads"]
@@ -150,19 +150,20 @@ EXERCISE = KernelExercise(
     wrong={
         "every block goes over the whole sequence": Edit("part * share * 16, min((part + 1) * share * 16, lengths[b])",
                                                          "0, lengths[b]"),
-        "the last part goes to the end of its pages, where no token is": Edit(
+        "the last part goes to the end of its pages, past the last token": Edit(
             "min((part + 1) * share * 16, lengths[b])", "(part + 1) * share * 16", "first < end", "first < lengths[b]"),
-        "a share is taken for so many tokens": Edit("part * share * 16, min((part + 1) * share * 16, lengths[b])",
-                                                    "part * share, min((part + 1) * share, lengths[b])"),
+        "`share` is taken for a number of tokens, not pages": Edit(
+            "part * share * 16, min((part + 1) * share * 16, lengths[b])",
+                                                                   "part * share, min((part + 1) * share, lengths[b])"),
         "a part without tokens is written": Edit("if first < end:", "if True:"),
         "pages are counted from the part's beginning": Edit("page_table[b, j // 16]",
                                                             "page_table[b, (j - first) // 16]"),
-        "row_max and row_sum are exchanged": Edit("out[b, head, part, 32] = row_max[n]",
-                                                  "out[b, head, part, 32] = row_sum[n]",
-                                                  "out[b, head, part, 33] = row_sum[n]",
-                                                  "out[b, head, part, 33] = row_max[n]"),
-        "acc is divided by the sum of the weights already": Edit("lane] = acc[n]", "lane] = acc[n] / row_sum[n]"),
-        "neighbouring query heads read different heads of keys": Edit(
+        "row_max and row_sum are swapped": Edit("out[b, head, part, 32] = row_max[n]",
+                                                "out[b, head, part, 32] = row_sum[n]",
+                                                "out[b, head, part, 33] = row_sum[n]",
+                                                "out[b, head, part, 33] = row_max[n]"),
+        "acc is already divided by the sum of the weights": Edit("lane] = acc[n]", "lane] = acc[n] / row_sum[n]"),
+        "neighbouring query heads read different key heads": Edit(
             "q[b, kv_head * group + n, lane]", "q[b, n * keys.shape[1] + kv_head, lane]",
             "head = kv_head * group + n", "head = n * keys.shape[1] + kv_head"),
         "acc is not corrected when the maximum grows": Edit("acc[n] * factor + weight", "acc[n] + weight"),
@@ -174,7 +175,7 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 2 are compared
+Together your two kernels compute attention with split sequences. Here they and the kernel of exercise 2 are compared
 with NumPy, for three sequences, one of them empty.
 
 # %%

@@ -1,9 +1,8 @@
 r"""Parts of a softmax, joined
 
-Attention was computed in parts, and row r has `counts[r]` of them. For each there is a record in `parts`
-(R, P, D + 2) float32: first the D elements of `acc`, the sum of the weighted values, then `row_max`, the part's largest
-score $m$, then `row_sum`, the sum of its weights $e^{s - m}$. The weights in `acc` are the same. Records behind the
-last part hold NaN.
+Attention was computed in parts, and row r has `counts[r]` of them. Each has a record in `parts` (R, P, D + 2) float32:
+first the D elements of `acc`, the sum of the weighted values, then `row_max`, the part's largest score $m$, then
+`row_sum`, the sum of its weights $e^{s - m}$. The weights in `acc` are the same. Records after the last part hold NaN.
 
 Join the parts of each row, and write `acc` / `row_sum` of all its keys to `out` (R, D); zeros for a row without parts.
 
@@ -11,13 +10,13 @@ An example with D = 1: the records [4, 0, 1] and [6, 0, 2] have the same `row_ma
 If the second had a `row_max` of $\ln 2$ instead, the first would be halved, and the result would be
 (2 + 6) / (0.5 + 2).
 
-The grid has a block of 32 threads for each row, and D may be any size.
+The grid has one block of 32 threads per row, and D may be any size.
 """
 
 HINTS = ("Two parts have the largest scores 3 and 5. By which factor must row_sum and acc of the first be multiplied "
          "before they can be added to those of the second?",
          "First find the largest row_max of the row's parts, then the sum of row_sum * exp(row_max - largest), then "
-         "the same sum for each element of acc. A lane has the columns lane, lane + 32 and so on.",
+         "the same sum for each element of acc. A lane computes the columns lane, lane + 32 and so on.",
          "acc += parts[r, p, i] * math.exp(parts[r, p, D] - largest) for p in range(counts[r]), and out[r, i] = acc / "
          "row_sum where counts[r] is above 0, otherwise 0.")
 POINTS = 2
@@ -160,19 +159,19 @@ EXERCISE = KernelExercise(
         "the maximum begins at 0": Edit("float32(-math.inf)", "float32(0.0)"),
         "the first part's maximum is taken for the largest": Edit("row_max = max(row_max, parts[r, p, D])",
                                                                  "row_max = parts[r, 0, D]"),
-        "all records are read, also those behind the row's parts": Edit(
+        "all records are read, even those after the row's last part": Edit(
             "for p in range(counts[r]):\n    acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)",
             "for p in range(parts.shape[1]):\n    acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)"),
         "a row without parts becomes 0 / 0": Edit(" if counts[r] > 0 else float32(0.0)", ""),
-        "row_max and row_sum are exchanged": Edit(
+        "row_max and row_sum are swapped": Edit(
             "row_max = max(row_max, parts[r, p, D])", "row_max = max(row_max, parts[r, p, D + 1])",
             "row_sum += parts[r, p, D + 1] * math.exp(parts[r, p, D] - row_max)",
             "row_sum += parts[r, p, D] * math.exp(parts[r, p, D + 1] - row_max)",
             "acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)",
             "acc += parts[r, p, i] * math.exp(parts[r, p, D + 1] - row_max)"),
-        "only the first 32 numbers": Edit("range(lane, D, 32)", "range(lane, min(D, 32), 32)"),
+        "only the first 32 elements": Edit("range(lane, D, 32)", "range(lane, min(D, 32), 32)"),
         "the division by the sum of the weights is missing": Edit("acc / row_sum", "acc"),
-        "every lane goes through all numbers": Edit("range(lane, D, 32)", "range(D)", "out[r, i] =",
-                                                    "if i % 32 == lane: out[r, i] ="),
+        "every lane goes through all elements": Edit("range(lane, D, 32)", "range(D)", "out[r, i] =",
+                                                     "if i % 32 == lane: out[r, i] ="),
     },
 )

@@ -1,11 +1,11 @@
 """Predict: parts and their sums
 
 Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels, and sums are relative
-to the largest score of their part. For example, with `row_max` 1 and 2, and `row_sum` 4 and 3, both together have
+to the largest score of their part. For example, with `row_max` 1 and 2, and `row_sum` 4 and 3, the two joined have
 `row_max` 2 and `row_sum` 4 / 2 + 3 = 5.
 
 Here the first part has `row_max` 3, `row_sum` 6, and `acc`, the sum of the weighted values in one column, 12. The
-second has 5, 2.5 and 10. What is `row_sum` of both together? And what is the result in that column?
+second has 5, 2.5 and 10. What is the `row_sum` of the two joined? And what is the result in that column?
 
 The kernels cut the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
 least 8; the last one has the rest. A page has 16 tokens. How many parts does a sequence of 1,000 tokens have, and one
@@ -61,9 +61,9 @@ EXERCISE = PredictionExercise(
                           "pages, and one has 7.",
          "parts_of_2600": "163 pages: a 16th of them is 11, rounded up, and the next multiple of 4 is 12. So 13 parts "
                           "have 12 pages, and one has 7."},
-    wrong={"the sums are added as they are": {"row_sum": 8.5},
+    wrong={"the sums are added without bringing them to one maximum": {"row_sum": 8.5},
            "both parts are brought to the smaller maximum": {"row_sum": 16},
            "the mean of the two parts' results": {"result": 3},
            "always 16 parts": {"parts_of_1000": 16, "parts_of_2600": 16},
-           "the share is not rounded to a multiple of 4": {"parts_of_2600": 15}},
+           "the size of a part is not rounded up to a multiple of 4": {"parts_of_2600": 15}},
 )

@@ -3,13 +3,13 @@
 Write the bookkeeping of a block manager. There are `pages` pages of 16 tokens, all free at first, and `events` (n, 3)
 is an array of integers with one event per row:
 
-- `0, s, count`: sequence s grows by `count` tokens, 0 or more. If it does not exist yet, it begins here.
+- `0, s, count`: sequence s grows by `count` tokens, 0 or more. If it does not exist yet, it starts here.
 - `1, s, child`: `child`, which does not exist yet, becomes a copy of sequence s. Both hold the same pages.
 - `2, s, 0`: sequence s ends. A page is free again once nobody holds it.
 
-A page with several holders must not be written. So before a sequence grows into a shared last page that is not full,
-it swaps that page for a new one. An event that needs more pages than are free changes nothing, and a sequence that
-would have begun with it does not exist. (Events 1 and 2 name existing sequences only.)
+A page with several holders must not be written. So before a sequence grows into a shared last page that is not full, it
+swaps that page for a new one. An event that needs more pages than are free changes nothing, and a sequence that would
+have started with it does not exist. (Events 1 and 2 name existing sequences only.)
 
 With 4 pages:
 
@@ -23,14 +23,14 @@ With 4 pages:
 
 So `free_pages` returns `[2, 2, 1, 1, 2]`: the number of free pages after each event, an array of n integers.
 
-Write `free_pages(events, pages)`, a function of the host.
+Write `free_pages(events, pages)`, a host function.
 """
 
-HINTS = ("What do you have to know of each page, and what of each sequence, to say which pages become free when one "
-         "ends?",
-         "A list of the free pages, a count of holders for each page, and for each sequence its tokens and its list of "
-         "pages. Before a growth, count what it will take: new pages, and one more if its last page has free places "
-         "and several holders. Only if so many are free, change anything.",
+HINTS = ("What do you have to know about each page, and about each sequence, to say which pages become free when a "
+         "sequence ends?",
+         "A list of the free pages, a count of holders per page, and for each sequence its number of tokens and its "
+         "list of pages. Before a sequence grows, count what it needs: new pages, and one more if its last page is not "
+         "full and has several holders. Change something only if that many are free.",
          "shared = count > 0 and tokens[s] % 16 > 0 and holders[held[s][-1]] > 1; new = -(-(tokens[s] + count) // 16) "
          "- len(held[s]); if new + shared <= len(free), the shared page loses a holder and leaves the list, and new + "
          "shared pages come from free.")
@@ -148,10 +148,11 @@ EXERCISE = FunctionExercise(
     domain=(
         _events_are("the pages run out, and are given back", (0, 0, 100), (0, 1, 30), (0, 0, 28), (0, 0, 1), (2, 0, 0),
                     (0, 1, 128), (0, 1, 129)),
-        _events_are("a growth takes the last free page", (0, 0, 112), (0, 1, 16), (0, 0, 1), (2, 1, 0), (0, 0, 1)),
+        _events_are("a sequence grows into the last free page",
+                    (0, 0, 112), (0, 1, 16), (0, 0, 1), (2, 1, 0), (0, 0, 1)),
         _events_are("the last page of a fork is full", (0, 0, 32), (1, 0, 1), (0, 1, 1), (0, 0, 1), (2, 0, 0),
                     (2, 1, 0)),
-        _events_are("the last page of a fork has free places", (0, 0, 20), (1, 0, 1), (0, 1, 1), (0, 0, 30), (0, 1, 40),
+        _events_are("the last page of a fork is not full", (0, 0, 20), (1, 0, 1), (0, 1, 1), (0, 0, 30), (0, 1, 40),
                     (2, 0, 0), (2, 1, 0)),
         _events_are("three sequences share a page", (0, 0, 20), (1, 0, 1), (1, 1, 2), (0, 2, 3), (0, 0, 3), (0, 1, 3),
                     (2, 1, 0), (2, 0, 0), (2, 2, 0)),
@@ -162,23 +163,24 @@ EXERCISE = FunctionExercise(
         _events_are("a sequence grows by no tokens", (0, 0, 0), (0, 1, 20), (1, 1, 2), (0, 2, 0), (0, 0, 5), (1, 0, 3),
                     (0, 1, 0), (2, 1, 0), (2, 2, 0)),
         _events_are("a sequence without tokens is forked", (0, 0, 0), (1, 0, 1), (0, 1, 17), (2, 0, 0), (2, 1, 0)),
-        _events_are("a sequence begins again under its old name", (0, 3, 40), (2, 3, 0), (0, 3, 10), (0, 3, 6),
+        _events_are("a sequence starts again under its old name", (0, 3, 40), (2, 3, 0), (0, 3, 10), (0, 3, 6),
                     (0, 3, 1)),
     ),
     wrong={
-        "an ending sequence frees its pages, whoever holds them as well": Edit("if holders[page] == 0:", "if True:"),
+        "a sequence that ends frees its pages, even if others hold them": Edit("if holders[page] == 0:", "if True:"),
         "a fork does not count as a holder": Edit("for page in held[s]:\n    holders[page] += 1",
                                                   "for page in []:\n    holders[page] += 1"),
         "a shared page is written: it is never replaced": Edit(
             "shared = number > 0 and before % 16 > 0 and holders[mine[-1]] > 1", "shared = False"),
         "a shared page is replaced even if it is full": Edit("before % 16 > 0", "before > 0"),
-        "the old page keeps a holder that gave it up": Edit("holders[mine.pop()] -= 1", "mine.pop()"),
-        "a growth by no tokens takes a new page in place of a shared one": Edit("number > 0 and before", "before"),
+        "the old page's count still includes the holder that gave it up":
+            Edit("holders[mine.pop()] -= 1", "mine.pop()"),
+        "growing by 0 tokens replaces a shared page with a new one": Edit("number > 0 and before", "before"),
         "pages are rounded down": Edit("-(-(before + number) // 16) - len(mine)",
                                        "max(0, (before + number) // 16 - len(mine))"),
-        "a full page is followed by an empty one": Edit("-(-(before + number) // 16) - len(mine)",
-                                                        "(before + number) // 16 + 1 - len(mine)"),
-        "the page in place of a shared one is not counted when there are too few": Edit(
+        "a full page is followed by an empty one too soon": Edit("-(-(before + number) // 16) - len(mine)",
+                                                                 "(before + number) // 16 + 1 - len(mine)"),
+        "the page that replaces a shared one is not counted among those needed": Edit(
             "new + shared <= len(free)", "new <= len(free)"),
         "the last free page is never given away": Edit("new + shared <= len(free)", "new + shared < len(free)"),
     },

@@ -1,10 +1,11 @@
 """Keys to their slots
 
 `rows` (T, K, D) float32 holds the keys of T new tokens, for K heads of D values, and `slots` (T,) int32 says where they
-go. A slot is page × 16 + offset, and a row with slot -1 goes nowhere. Write them to the cache `out` (pages, K, 16, D);
-what is not written keeps its value. For example, a row with slot 118 goes to `out[7, :, 6]`, since 118 is 7 × 16 + 6.
+go. A slot is page × 16 + offset, and a row with slot -1 goes nowhere. Write the keys to the cache `out`
+(pages, K, 16, D), and leave the rest of it unchanged. For example, a row with slot 118 goes to `out[7, :, 6]`, since
+118 is 7 × 16 + 6.
 
-The grid has a block of 32 threads for each row, and neighbouring lanes should store neighbouring values.
+The grid has one block of 32 threads per row, and neighbouring lanes should store neighbouring values.
 """
 
 HINTS = ("Which page and which offset is slot 63? And which element of out is element 3 of head 1 there?",
@@ -74,7 +75,7 @@ def _slots_with(words, choose):
 STORED = {"T": 4, "K": 2, "D": 64}
 
 
-@asks("Neighbouring lanes load and store neighbouring numbers.")
+@asks("Neighbouring lanes load and store neighbouring values.")
 def _whole_sectors(report) -> str | None:
     T, K, D = STORED.values()
     least = 2 * T * K * D * 4 // 32  # of rows and of the cache
@@ -107,7 +108,7 @@ EXERCISE = KernelExercise(
     demand=_whole_sectors,
     domain=(_slots_with("all rows are padding", lambda rng, T, count: np.full(T, -1)),
             _slots_with("no row is padding", lambda rng, T, count: rng.permutation(count)[:T]),
-            _slots_with("the rows go to slots in a row", lambda rng, T, count: np.arange(T)),
+            _slots_with("the rows go to consecutive slots", lambda rng, T, count: np.arange(T)),
             _slots_with("the first slot and the last one are used",
                         lambda rng, T, count: np.where(np.arange(T) % 2, count - 1 - np.arange(T), np.arange(T))),
             _slots_with("the slots fall while the tokens rise", lambda rng, T, count: count - 1 - np.arange(T)),
@@ -117,13 +118,13 @@ EXERCISE = KernelExercise(
     wrong={
         "a row of padding is written, before the cache's beginning": Edit("if slot >= 0:", "if True:"),
         "slot 0 is taken for padding": Edit("if slot >= 0:", "if slot > 0:"),
-        "page and offset are exchanged": Edit("slot // 16, slot % 16", "slot % 16, slot // 16"),
-        "rows go to the slot of their number": Edit("slot = slots[t]", "slot = t if slots[t] >= 0 else -1"),
+        "page and offset are swapped": Edit("slot // 16, slot % 16", "slot % 16, slot // 16"),
+        "row t goes to slot t": Edit("slot = slots[t]", "slot = t if slots[t] >= 0 else -1"),
         "the slot is taken for the page, with the offset 0": Edit("slot // 16, slot % 16", "slot, 0"),
-        "only the first 32 numbers of a head": Edit("range(cuda.threadIdx.x, rows.shape[2], 32)",
-                                                    "range(cuda.threadIdx.x, min(32, rows.shape[2]), 32)"),
+        "only the first 32 values of a head": Edit("range(cuda.threadIdx.x, rows.shape[2], 32)",
+                                                   "range(cuda.threadIdx.x, min(32, rows.shape[2]), 32)"),
         "all heads get the first one's keys": Edit("rows[t, head, i]", "rows[t, 0, i]"),
         "only the first head": Edit("range(rows.shape[1])", "range(1)"),
-        "a lane has several neighbouring numbers: the lanes of a request lie apart": store_slots_strided,
+        "each lane stores several neighbouring values: a request's lanes are far apart": store_slots_strided,
     },
 )
