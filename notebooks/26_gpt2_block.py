@@ -244,8 +244,8 @@ mine
 # %% [markdown]
 # Where an exercise is not done, the course's kernel is used, and the block still runs. Do one, save its notebook, and
 # run the cell again. The next cell puts each of your kernels into a block by itself, then all of them, and compares
-# every step with float64. Those for tokens, for the model's output and for the cache need a whole model, as in lesson
-# 29. If you have no kernel yet, the cell uses three of the course's own answers, to show what it looks like.
+# every step with float64. Those for tokens, for the model's output and for the cache need a whole model (see lesson
+# 29). If you have no kernel yet, the cell uses three of the course's own answers, to show what it looks like.
 
 # %%
 three = ("saxpy", "add_row", "layernorm_two_sums")
