@@ -342,7 +342,8 @@ pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"
 # With the keys split, a cache of two thousand tokens takes little longer than one of a hundred{{ if split_flat }}. The
 # bytes of 1,024 keys take {{ bytes_us:.1f }} us, and `decode` takes some {{ words(decode_us) }}: two launches in a row,
 # each with loads that depend on others. The line bends at 8,192 keys in float32 and at 16,384 in float16, where the
-# cache has grown to {{ 2 * 8192 * 768 * 4 / 1e6:.0f }} MB and no longer stays in L2.
+# cache has grown to {{ 2 * 8192 * 768 * 4 / 1e6:.0f }} MB, close to the {{ machine.l2_mb }} MB of L2, and apparently no
+# longer stays there.
 #
 # In float32 SDPA does not split the keys, and its line rises from the start{{ if unsplit }}. In float16 it
 # does{{ if split_f16 }}, and there `decode` loses with 1,024 keys, by a tenth{{ if near(decode_longer, 0.1) }}; SDPA
