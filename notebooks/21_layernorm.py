@@ -7,7 +7,7 @@
 #
 # - why a variance computed in one pass can come out negative, and two ways around it
 # - how a row that stays in registers is read once, however many passes a formula makes over it
-# - how to tell from a few counts why three passes over a row can cost no more than one, and why a clever kernel lost
+# - how to tell from a few counts what each pass over a row costs, and why a clever kernel lost
 #
 # ## The problem
 #
@@ -19,13 +19,13 @@
 #
 # $\mu_r$ is the mean of the row and $\sigma_r^2$ its variance, the mean of the squared differences from $\mu_r$. The
 # small constant under the root prevents a division by zero when all values of a row are equal. GPT-2 does this
-# {{ 2 * 12 + 1 }} times for each token, twice in each of its 12 layers and once at the end, with rows of 768.
+# {{ 2 * 12 + 1 }} times per token: twice in each of its 12 layers and once at the end, with rows of 768.
 #
 # ## Prediction
 #
-# There are two sums, and the second needs the result of the first. As the formula stands, that is three passes over the
-# row: one for the mean, one for the variance, one for the result. Take 65,536 rows of 4,096. How long does it take to
-# read and write each row once at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s, and how much longer if each row is
+# There are two sums, and the second needs the result of the first. Taken literally, the formula makes three passes over
+# the row: one for the mean, one for the variance, one for the result. Take 65,536 rows of 4,096. How long does it take
+# to read and write each row once at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s, and how much longer if each row is
 # read three times?
 
 # %%
@@ -49,8 +49,8 @@ from labkit.kernels.norm.layernorm import layernorm_block_tree_kernel
 show_source(layernorm_block_tree_kernel)
 
 # %% [markdown]
-# It has three loops over the row. How many barriers does a thread pass, and how many loads does the kernel make for
-# each element?
+# It has three loops over the row. How many barriers does a thread pass, and how many loads does the kernel make per
+# element?
 
 # %%
 import numpy as np
@@ -71,7 +71,7 @@ table([(report.counts["barriers"], report.counts["global_loads"] // 768)], ["bar
 # $$\sigma^2 = \frac{1}{C} \sum_k x_k^2 - \mu^2,$$
 #
 # and both sums can be computed in one pass. On paper the two formulas are equal. Here is a row with a mean of 10,000
-# and a variance of about 1. A float32 has some seven digits. What will this formula say the variance is?
+# and a variance of about 1. A float32 has about seven digits. What variance will this formula give?
 
 # %%
 row = (10_000 + np.random.default_rng(1).standard_normal(768)).astype(np.float32)
@@ -86,7 +86,7 @@ table([("in float64", row.astype(np.float64).var()),
 # %% [markdown]
 # The mean of the squares is about 100,000,000, and there the next float32 is 8 away. So the difference of two such
 # values can only be a multiple of 8, such as 0 or -8, but never 1. The subtraction itself is exact. The digits were
-# lost before it, when the squares were rounded. This is called *cancellation*.
+# already lost when the squares were rounded. This is called *cancellation*.
 #
 # `layernorm_one_pass` computes the variance this way. The next cell runs it over rows whose mean is a growing multiple
 # of their spread, next to the kernel with three loops and a third one, Welford's, which is explained below. At which
@@ -128,8 +128,8 @@ table([row for row in spoilt if row[2]], ["kernel", "mean, in units of the sprea
 # that has none. The other two curves grow as well, but slowly: that is the rounding of the mean itself, which no
 # formula avoids.
 #
-# Rows with a mean of a thousand spreads are rare. But a kernel that is right for ordinary rows and returns NaN for
-# others is hard to find in a model of a hundred layers.
+# Rows whose mean is a thousand times their spread are rare. But a kernel that is right for ordinary rows and returns
+# NaN for others is hard to find in a model of a hundred layers.
 #
 # One formula needs a single pass and keeps its digits: *Welford's algorithm*, published in 1962. It keeps the mean of
 # the elements so far and the sum of their squared differences from that mean, and corrects both with every element.
@@ -142,20 +142,20 @@ show_source(layernorm_welford_kernel)
 # %% [markdown]
 # Each lane does this for its own columns. Then the counts, means and sums of the 32 lanes are joined, two at a time, by
 # shuffles (lesson 15). If the means of two sets differ by `mean_delta`, joining them adds its square, weighted by the
-# sizes of the two sets. The price is a division for every element.
+# sizes of the two sets. The price is a division per element.
 #
 # ## A row that stays
 #
 # All of these formulas try to avoid reading the row again. There is a simpler way: keep it. Each of the 32 lanes of a
-# warp can have up to 255 registers{{ hardware }}, and a row of 768 fills 24 of them. Passes over registers cost no
+# warp can have up to 255 registers{{ hardware }}, and a row of 768 needs 24 of them. Passes over registers cost no
 # memory traffic, so the first formula, with a pass for the mean and another for the variance, is good enough.
 
 # %%
 pictures.quads(columns=27, lanes=4)
 
 # %% [markdown]
-# A lane loads four neighbours with one instruction of 128 bits: a *quad*. The lanes of a warp have neighbouring quads,
-# so the load is coalesced. The picture has 4 lanes instead of 32.
+# A lane loads four neighbours with one 128-bit instruction: a *quad*. The lanes of a warp load neighbouring quads, so
+# the access is coalesced. The picture has 4 lanes instead of 32.
 
 # %%
 from labkit.kernels.norm.layernorm import make_layernorm_warp
@@ -168,19 +168,20 @@ show_source(make_row)
 
 # %% [markdown]
 # `v` is a local array that never reaches memory. The loops have constant bounds, so the compiler unrolls them, every
-# index becomes a constant, and each element becomes a register. Hence the function: it makes one kernel for each number
-# of quads. For rows of 768, ptxas counts {{ registers_768 }} registers per thread, and nothing spills.
+# index becomes a constant, and each element becomes a register. That is why a function makes the kernel, one for each
+# number of quads. For rows of 768, ptxas counts {{ registers_768 }} registers per thread, and nothing spills.
 #
 # The sums go through `warp_sum`, five shuffles. This kernel has no shared memory and no barrier. Zeros beyond the end
 # of a row do not change the sum. In the variance they would count, since a zero differs from the mean, so `centre` has
 # a guard.
 #
 # There are three versions of `load_four`, and the launcher chooses. If a row fills all lanes, no guard is needed. If
-# its length is a multiple of four, a quad is inside or outside as a whole. For any other length rows can begin at
-# addresses where a load of 128 bits would fault, so a quad is loaded one element at a time.
+# its length is a multiple of four, a quad is inside or outside as a whole. With any other length, rows can begin at
+# addresses where a 128-bit load would fault, so a quad is loaded one element at a time.
 #
-# A row of 4,096 needs {{ 4096 // 32 }} registers in each lane, and then only few warps fit on an SM.
-# `layernorm_registers` gives such a row to a block of 512 threads. Its sums take two levels, with one barrier each.
+# A row of 4,096 needs {{ 4096 // 32 }} registers per lane, and then only a few warps fit on an SM.
+# `layernorm_registers` gives such a row to a block of 512 threads. Each of its sums takes two levels, within a warp and
+# across warps, and one barrier.
 #
 # ## Right at every size
 
@@ -190,8 +191,8 @@ from labkit import agree
 agree(LAYERNORM, LAYERNORM.rungs[:5], sizes=({"R": 5, "C": 767}, {"R": 6, "C": 768}))
 
 # %% [markdown]
-# 767 is not a multiple of four, so in the last kernel the rows begin at different alignments. The tests run more
-# lengths, a single column among them, views that begin at odd addresses, and the kernels for wide rows.
+# 767 is not a multiple of four, so in the last kernel the rows begin at different alignments. The tests cover more
+# lengths, including a single column, views that begin at odd addresses, and the kernels for wide rows.
 #
 # ## The ladder
 #
@@ -220,24 +221,24 @@ table([(row.name, row.gbs, row.fraction, 1000 * small.row(row.name).graph.p50) f
       {"": "", "65,536 x 4,096, GB/s": ",.0f", "of a copy": ".0%", "8,192 x 768, us": ".1f"}, note="NVIDIA H200")
 
 # %% [markdown]
-# The kernel with three loops is near the top on the wide rows and falls far behind on the small ones. Two things
-# decide, and both can be counted.
+# The kernel with three loops is near the top for wide rows and falls far behind for small ones. There are two reasons,
+# and both can be counted.
 #
-# *Where the second pass is read from.* I had predicted twice{{ if near((3 + 1) / (1 + 1), 2) }} the time of a copy for
+# *Where the later passes read from.* I had predicted twice{{ if near((3 + 1) / (1 + 1), 2) }} the time of a copy for
 # three passes, and `block_tree` reaches {{ block_tree_fraction:.0% }} of a copy's speed. The counters of Nsight Compute
 # explain it: it reads {{ tree_reads:.2f }} times the bytes of `x` from memory, not three times. A row is 16 KB, its
 # block reads it again right away, and the caches still have it. With 8 blocks on each of {{ machine.sms }} SMs, some
 # {{ tree_mb:.0f }} MB of rows are in use at any time, less than the {{ machine.l2_mb }} MB of L2.
 #
-# The two kernels in the middle, `one_pass` and `welford`, make fewer passes and are slower. They give a row to a warp.
-# So 64 rows are in use on each SM, {{ warps_mb:.0f }} MB in all, more than twice what L2 can hold, so the second pass
-# has to go to memory again. Two reads and a write allow at most {{ 2 / 3:.0% }} of a copy's speed; `one_pass` reaches
-# {{ one_pass_fraction:.0% }}. With 768 columns the same 64 rows per SM are {{ warps_small_mb:.0f }} MB, L2 is large
-# enough, and `one_pass` is fast. `naive` has a row in each thread and reads {{ naive_reads:.1f }} times the bytes of
-# `x`.
+# The two kernels in the middle, `one_pass` and `welford`, make fewer passes and are slower. In these a row belongs to a
+# warp. So 64 rows are in use on each SM, {{ warps_mb:.0f }} MB in all, more than twice what L2 can hold, so the second
+# pass has to go to memory again. Two reads and a write allow at most {{ 2 / 3:.0% }} of a copy's speed; `one_pass`
+# reaches {{ one_pass_fraction:.0% }}. With 768 columns the same 64 rows per SM are {{ warps_small_mb:.0f }} MB, L2 is
+# large enough, and `one_pass` is fast. `naive` has one row per thread and reads {{ naive_reads:.1f }} times the bytes
+# of `x`.
 #
 # *How much is done between two barriers.* With 768 columns each of 256 threads of `block_tree` has three elements to
-# add, and then passes ten barriers. Here the barriers are the work, and the warp that has none is
+# add, and then passes ten barriers. Here the work is mostly barriers, and `warp_per_row`, which has none, is
 # {{ words(warp_gain) }} times as fast.
 #
 # *PyTorch.* Its kernel takes a third{{ if near(wide_longer, 1 / 3) }} longer than the best rung on the wide rows, and
@@ -250,10 +251,10 @@ table([(row.name, row.gbs, row.fraction, 1000 * small.row(row.name).graph.p50) f
 #
 # ## The rung that failed
 #
-# `layernorm_persistent` was meant as the end of this ladder. The grid is as large as the GPU can run at the same time,
-# a block goes from row to row, keeps weight and bias in registers, and loads its next row before it adds up the present
-# one. That saves two of three loads per element, and memory never pauses. How much faster than `layernorm_registers`
-# will it be?
+# `layernorm_persistent` was meant to be the top of this ladder. The grid is as large as the GPU can run at the same
+# time, a block goes from row to row, keeps weight and bias in registers, and loads its next row before it adds up the
+# current one. That saves two of three loads per element, and memory never pauses. How much faster than
+# `layernorm_registers` will it be?
 
 # %%
 rows = []
@@ -264,13 +265,13 @@ table(rows, {"": "", "GB/s": ",.0f", "of a copy": ".0%", "registers per thread":
       note="NVIDIA H200, 65,536 x 4,096")
 
 # %% [markdown]
-# It is {{ persistent_longer:.0% }} slower. Three facts show that it could not win. First, `registers` already runs at
-# {{ registers_fraction:.0% }} of a copy, so there was next to nothing left. Second, the loads that it saves never went
-# to memory: by the counters `registers` reads {{ registers_reads:.3f }} times the bytes of `x`, so the weights and the
-# biases of all {{ 65_536:, }} rows came from caches. Third, what it adds has a price. A second row, the weights and the
-# biases need {{ persistent_registers }} registers per thread instead of {{ plain_registers }}, and so an SM holds two
-# blocks instead of four. While one of four blocks adds up, three others can load, and no code is needed for that. The
-# pipeline written by hand did the same with half as many warps.
+# It is {{ persistent_longer:.0% }} slower. Three facts show why it could not win. First, `registers` already runs at
+# {{ registers_fraction:.0% }} of a copy, so there was next to nothing left. Second, the loads it saves never went to
+# memory: by the counters `registers` reads {{ registers_reads:.3f }} times the bytes of `x`, so the weights and the
+# biases of all {{ 65_536:, }} rows came from caches. Third, what it adds has a price. The second row, the weights and
+# the biases bring it to {{ persistent_registers }} registers per thread instead of {{ plain_registers }}, and so an SM
+# holds two blocks instead of four. While one of four blocks adds up, three others can load, and no code is needed for
+# that. The pipeline written by hand did the same with half as many warps.
 #
 # ## What was implemented
 #
@@ -284,7 +285,7 @@ table(rows, {"": "", "GB/s": ",.0f", "of a copy": ".0%", "registers per thread":
 #   shared memory.
 # - Passes are not trips to memory. Multiply the rows in use by their size, and compare with the cache.
 # - Barriers are cheap between loads of 16 KB and expensive between loads of 3 KB.
-# - Before optimising, look at how much is left and whether the bytes to be saved are moved at all.
+# - Before optimising, look at how much there is to gain, and whether the bytes to be saved are moved at all.
 #
 # ## Resources
 #
@@ -298,7 +299,7 @@ table(rows, {"": "", "GB/s": ",.0f", "of a copy": ".0%", "registers per thread":
 #
 # - In the cell with the three variances, lower the mean to 1,000 and to 100. When does the last formula get its first
 #   digit right? Predict it from `np.spacing`.
-# - Run `observe` on `layernorm_welford_kernel` with a row of 768. How many loads for each element, and how many
+# - Run `observe` on `layernorm_welford_kernel` with a row of 768. How many loads per element are there, and how many
 #   barriers?
 # - How many columns may a row have before the rows in use by `one_pass` no longer fit into L2?
 #

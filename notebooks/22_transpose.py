@@ -15,13 +15,13 @@
 #
 # There is no arithmetic in a transpose. Each element is read once and written once, just as in a copy, so a transpose
 # should be as fast as a copy. Programs transpose all the time: a matrix for a product, a picture for a filter along its
-# columns. And yet the obvious kernel is several times slower than a copy. All the work of this lesson goes into the
-# order in which the elements travel.
+# columns. And yet the obvious kernel is several times slower than a copy. This whole lesson is about the order in which
+# the elements are moved.
 #
 # ## Prediction
 #
-# Take a matrix of 8,192 × 8,192 in float32. How many megabytes does a transpose have to move, and how long does a GPU
-# with {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s need for them?
+# Take a matrix of 8,192 × 8,192 in float32. How many megabytes does a transpose have to move, and how long does that
+# take on a GPU with {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s?
 
 # %%
 from labkit import roofline
@@ -53,7 +53,7 @@ from labkit.kernels.transpose import (
 show_source(transpose_naive_kernel)
 
 # %% [markdown]
-# The lanes of a warp have neighbouring values of `col`. They read 32 neighbours of a row of `a`, and write them into 32
+# The lanes of a warp have neighbouring values of `col`. They read 32 neighbours from a row of `a`, and write them to 32
 # different rows of `out`. Swap the two indices, and the stores become coalesced and the loads strided: one of the two
 # always runs down a column. How many sectors of 32 bytes does a warp load, and how many does it store to (lesson 04)?
 
@@ -63,23 +63,23 @@ plots.warp_addresses({"load a[0, lane]": lanes, "store out[lane, 0]": 64 * lanes
                      "A warp of the naive kernel, on a matrix of 64 columns")
 
 # %% [markdown]
-# The load needs four sectors, and uses every byte of them. The store touches 32, one for each lane, and uses four bytes
-# of each.
+# The load needs four sectors, and uses every byte of them. The store touches 32, one per lane, and uses four bytes of
+# each.
 #
 # ## Turned in a tile
 #
-# Global memory wants whole rows on both sides, so the turning has to happen somewhere else: in shared memory. A block
-# loads a tile of 32 × 32 along the rows of `a`, waits, and writes it along the rows of `out`. One row of `out` comes
-# from one column of the tile.
+# In global memory both sides should go along rows, so the turning has to happen somewhere else: in shared memory. A
+# block loads a tile of 32 × 32 along the rows of `a`, waits, and writes it along the rows of `out`. One row of `out`
+# comes from one column of the tile.
 
 # %%
 show_source(make_transpose_tiled)
 
 # %% [markdown]
 # A function makes this kernel, because the *pitch*, the distance between two rows of the tile in shared memory, will
-# change in a moment. For now it is 32. A block of 32 × 8 threads walks through its tile in four steps, and a single
+# change in a moment; for now it is 32. A block of 32 × 8 threads walks through its tile in four steps, and a single
 # barrier separates the loads from the stores. How many sectors do the two kernels move for a matrix of 64 × 64, where
-# {{ 2 * 64 * 64 * 4 // 32:, }} would do?
+# {{ 2 * 64 * 64 * 4 // 32:, }} would be enough?
 
 # %%
 square = np.random.default_rng(0).random((64, 64), np.float32)
@@ -102,7 +102,7 @@ table([("naive", naive["sectors"], naive["shared_requests"]), ("tiled", tiled["s
 #
 # ## Banks
 #
-# Shared memory is built of 32 *banks*, each four bytes wide: element i of a float32 array is in bank i % 32. Every bank
+# Shared memory consists of 32 *banks*, each four bytes wide: element i of a float32 array is in bank i % 32. Every bank
 # delivers one element per step. If the lanes of a warp need 32 different banks, they are served in one step. If they
 # need 32 different elements of the same bank, they queue for 32 steps. That is a *bank conflict* (lesson 07 met it in a
 # matrix product). Here is a small shared memory of 8 banks, with a tile of 8 × 8 stored in three different ways.
@@ -112,13 +112,13 @@ plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda ro
              "col ^ row": lambda row, col: 8 * row + (col ^ row)})
 
 # %% [markdown]
-# On the left a row is exactly as long as there are banks, and so a whole column sits in one bank. In the middle each
-# row has one extra element, which is never used. Every row now begins one bank further along, and a column visits all
-# the banks. On the right no memory is wasted: row r keeps its element c in column c ^ r, exclusive or, and looks for it
-# there, as `tile[r, c ^ r]`. This is a *swizzle*.
+# On the left a row is exactly as long as there are banks, so a whole column is in one bank. In the middle each row has
+# one extra element, which is never used. Every row now begins one bank further along, and a column is spread over all
+# the banks. On the right no memory is wasted: element c of row r is kept in column c ^ r, the exclusive or of the two,
+# and is read there, as `tile[r, c ^ r]`. This is a *swizzle*.
 #
-# In the kernel above, a warp reads a column of the tile for each of its 32 rows of `out`. How many extra steps does a
-# block spend in the queue, with a pitch of 32, with a pitch of 33, and with the swizzle?
+# In the kernel above, a block writes 32 rows of `out`, and for each of them a warp reads a column of the tile. How many
+# extra steps does a block spend in the queue, with a pitch of 32, with a pitch of 33, and with the swizzle?
 
 # %%
 tile = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
@@ -129,8 +129,8 @@ table([(name, observe(kernel[1, (32, 8)], tile, np.zeros_like(tile)).counts["ban
 
 # %% [markdown]
 # A column takes 32 steps instead of one, and there are 32 columns: 32 × 31 = {{ 32 * 31 }} extra steps. Both cures
-# remove every one of them. You can watch a warp queue. Its stores into the tile spread over all 32 banks; then, after
-# the barrier, its loads all go to the same one.
+# remove all of them. You can watch a warp queue. Its stores into the tile spread over all 32 banks; then, after the
+# barrier, its loads all go to the same one.
 
 # %%
 observe(transpose_tiled_kernel[1, (32, 8)], tile, np.zeros_like(tile)).play()
@@ -140,8 +140,7 @@ observe(transpose_tiled_kernel[1, (32, 8)], tile, np.zeros_like(tile)).play()
 #
 # ## Four elements at a time
 #
-# The last rung changes one more thing. It moves 128 bits per instruction, four neighbouring elements, on its way in and
-# on its way out.
+# The last rung changes one more thing. It moves 128 bits per instruction, four neighbouring elements, both in and out.
 
 # %%
 show_source(transpose_vectorized_kernel)
@@ -156,7 +155,7 @@ show_source(transpose_vectorized_kernel)
 agree(TRANSPOSE)
 
 # %% [markdown]
-# All rungs are right, also at sizes that end inside a tile.
+# All rungs are right, even at sizes that end inside a tile.
 #
 # ## The ladder
 #
@@ -168,15 +167,14 @@ plots.ladder(ladder(TRANSPOSE))
 
 # %% [markdown]
 # On the H200 the naive kernel reaches {{ naive_of_copy:.0% }} of the speed of a copy. The tile triples
-# that{{ if near(tile_gain, 3.2) }}, and one unused column doubles it again{{ if near(pitch_gain, 2) }}: those queues
-# were half of the time. With four elements at a time the transpose runs at nine tenths{{ if near(of_copy, 0.9) }} of a
-# copy.
+# that{{ if near(tile_gain, 3.2) }}, and one unused column doubles it again{{ if near(pitch_gain, 2) }}: the queues took
+# half of the time. With four elements at a time the transpose runs at nine tenths{{ if near(of_copy, 0.9) }} of a copy.
 #
-# The swizzle has no conflicts either, and still it is {{ swizzle_slower:.0% }} slower than the padding. Look at the
+# The swizzle has no conflicts either, and yet it is {{ swizzle_slower:.0% }} slower than the padding. Look at the
 # addresses. With a pitch of 33, the four elements that a thread reads from the tile are eight elements apart, whatever
-# the thread: the compiler computes one address, and the load instructions add a constant each. An exclusive or has to
-# be worked out afresh for all four. In PTX the padded kernel has 128{{ compiled }} instructions, and the swizzled one
-# 169{{ compiled }}. A swizzle is for tiles that cannot be padded, such as those that Hopper's copy engine
+# the thread: the compiler computes one address, and each load instruction adds a constant to it. An exclusive or has to
+# be computed separately for each of the four. In PTX the padded kernel has 128{{ compiled }} instructions, and the
+# swizzled one 169{{ compiled }}. A swizzle is for tiles that cannot be padded, such as those that Hopper's TMA unit
 # writes (lesson 10).
 #
 # PyTorch's `a.T.contiguous()` takes {{ words(torch_slower) }} times as long as the last rung. It runs the general copy
@@ -191,9 +189,9 @@ plots.ladder(ladder(TRANSPOSE))
 # ## What I learned
 #
 # - If loads and stores cannot both be coalesced, turn the data in shared memory.
-# - A column of a tile sits in a single bank when a row is as long as there are banks. One unused element per row
-#   spreads it over all of them.
-# - Zero conflicts is not the end: the arithmetic of an address counts as well.
+# - A column of a tile is in a single bank when a row is as long as there are banks. One unused element per row spreads
+#   it over all of them.
+# - Zero conflicts is not the whole story: the arithmetic of an address counts as well.
 #
 # ## Resources
 #
@@ -202,8 +200,8 @@ plots.ladder(ladder(TRANSPOSE))
 #
 # ## Try it
 #
-# - In the cell with the banks, add `"rows of 10": lambda row, col: 10 * row + col`. In how many steps does it deliver a
-#   column, and why not in one?
+# - In the cell with the banks, add `"rows of 10": lambda row, col: 10 * row + col`. In how many steps is a column
+#   delivered, and why not in one?
 # - `make_transpose_tiled(34)` makes another kernel. Predict its extra steps, then run it in the cell that counts them.
 # - Launch the padded kernel on a matrix of 33 × 33, with a grid of (2, 2). How many of its four blocks do useful work,
 #   and how many threads are idle?

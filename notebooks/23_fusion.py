@@ -11,15 +11,15 @@
 #
 # ## The problem
 #
-# Between the large products of a model run small kernels that compute next to nothing: an addition, a norm, an
+# Between its large products a model runs small kernels that compute next to nothing: an addition, a norm, an
 # activation. Each of them reads its arrays from memory and writes one back, and the next kernel reads that one again.
 # Once such a kernel runs at the speed of memory, it cannot be made any faster. But it can be left out: *fusion* does
-# the work of two kernels in one, and what went from the first to the second never leaves the registers.
+# the work of two kernels in one, and what the first would pass to the second never leaves the registers.
 #
 # ## Two kernels made one
 #
 # In a transformer an addition comes right before a LayerNorm. A layer's output is added to its input, the *residual*,
-# and the sum is normalised. For each element of four bytes,
+# and the sum is normalised. Per four-byte element,
 #
 # - the addition reads two elements and writes one,
 # - LayerNorm reads one and writes one.
@@ -59,7 +59,7 @@ show_source(make_residual_layernorm)
 agree(ADD_LAYERNORM)
 
 # %% [markdown]
-# Fusing also saves a launch. A graph (lesson 13) knows how many kernels it holds:
+# Fusing also saves a launch. A graph (lesson 13) knows how many kernels it contains:
 
 # %%
 arrays = [cuda.to_device(array) for array in ADD_LAYERNORM.inputs(np.random.default_rng(3), R=8, C=768)]
@@ -91,8 +91,8 @@ table(rows, {"fused kernel": "", "predicted share of the time": ".0%", "measured
 #
 # ## Two forms of GELU
 #
-# The other small kernel of a layer is its activation, *GELU*. It comes in two forms. BERT's is exact, with the error
-# function. GPT-2's approximates it with a tanh:
+# The other small kernel of a layer is its activation, *GELU*. It comes in two forms. BERT uses the exact one, with the
+# error function. GPT-2 approximates it with a tanh:
 #
 # $$\frac{x}{2}\left(1 + \text{erf}\frac{x}{\sqrt{2}}\right) \qquad
 # \frac{x}{2}\left(1 + \tanh\left(\sqrt{2/\pi}\,(x + 0.044715\,x^3)\right)\right)$$
@@ -107,11 +107,11 @@ plots.curves(at, {"apart": apart}, f"The two forms differ by {abs(apart).max():.
 
 # %% [markdown]
 # Half a thousandth is less than the spacing of float16 values near 1. Still, a model was trained with one of the two
-# and applies it in every layer, so use that one. In PyTorch, `gelu` is the exact form unless you pass
+# and applies it in every layer, so use the same one. In PyTorch, `gelu` is the exact form unless you pass
 # `approximate="tanh"`.
 #
-# Which form is faster? A tanh and an error function each cost many instructions. The tanh form can do without its tanh:
-# with $u$ for the argument of the tanh, $(1 + \tanh u) / 2 = 1 / (1 + e^{-2u})$, one exponential and one division.
+# Which form is faster? A tanh and an error function each cost many instructions. The tanh form does not need a tanh:
+# with $u$ for its argument, $(1 + \tanh u) / 2 = 1 / (1 + e^{-2u})$, one exponential and one division.
 
 # %%
 from labkit.kernels.gelu import gelu_erf, gelu_sigmoid
@@ -130,7 +130,7 @@ table([(row.name, row.gbs, row.fraction) for row in rows], {"": "", "GB/s": ",.0
       "With four elements per load, both forms reach the speed of memory", note="NVIDIA H200")
 
 # %% [markdown]
-# Neither. GELU reads four bytes per element and writes four, and while these are on their way there is ample time for
+# Neither. GELU reads four bytes per element and writes four, and while these are in flight there is ample time for
 # either form. So the kernel cannot be made faster.
 #
 # ## The cheapest kernel is none
@@ -138,7 +138,7 @@ table([(row.name, row.gbs, row.fraction) for row in rows], {"": "", "GB/s": ",.0
 # It can be left out, though. The input of GELU comes from a matrix product, which holds every element in a register
 # just before it stores it. What a product does to its elements at that point is called its *epilogue*: add the bias,
 # apply GELU, store. The kernel and all of its bytes are gone. Here is the epilogue of the course's linear layers. What
-# a product does at its end is known when it is compiled: `gelu_of` returns the device function for a form of GELU, and
+# the epilogue does is fixed when the product is compiled: `gelu_of` returns the device function for a form of GELU, and
 # without one the value is left `unchanged`.
 
 # %%
@@ -153,7 +153,7 @@ LINEAR_GELU
 
 # %% [markdown]
 # MiniLM's layer in float16 has 8,192 tokens, 384 inputs and 1,536 outputs. How many microseconds does the epilogue
-# save, if a separate GELU would run at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s?
+# save, if a separate GELU runs at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s?
 
 # %%
 moved_mb = 2 * 2 * 8192 * 1536 / 1e6
@@ -170,7 +170,7 @@ table([(name, 1000 * row.graph.p50) for name, row in rows.items()], {"": "", "us
 # %% [markdown]
 # Start from `linear_pipelined`, the same product without any GELU, at {{ product_us:.1f }} us. A separate GELU adds
 # {{ unfused_us - product_us:.1f }} us to it. In the epilogue GELU still adds {{ fused_us - product_us:.1f }}. The bytes
-# are gone and the arithmetic is not: twelve million error functions, computed while the tensor cores wait. The number
+# are gone, but the arithmetic is not: twelve million error functions, computed while the tensor cores wait. The number
 # of registers is not to blame, since both kernels have {{ registers }} of them per thread{{ if same_registers }}.
 #
 # The rung on `wgmma` is the fastest of the course, and it computes GELU while the copies for its next tile are in
@@ -179,9 +179,9 @@ table([(name, 1000 * row.graph.p50) for name, row in rows.items()], {"": "", "us
 # separate GELU waits for bytes; in an epilogue it waits for arithmetic, and now the form does matter. GPT-2's form, in
 # the last line, costs less than half as much{{ if tanh_below_half }}.
 #
-# PyTorch's first line is a product by cuBLAS with the bias in its epilogue, and then a GELU. Compiling it does not
+# PyTorch's first line is a cuBLAS product with the bias in its epilogue, followed by a GELU. Compiling it does not
 # help, because the GELU remains a separate kernel. For the tanh form cuBLAS has an epilogue too; with it PyTorch needs
-# {{ torch_us:.1f }} us, and ours {{ layer['tanh']:.1f }}.
+# {{ torch_us:.1f }} us, and our rung {{ layer['tanh']:.1f }}.
 #
 # ## What it saves a model
 #
@@ -201,9 +201,9 @@ table([("LayerNorm: a warp for each row", 118 - 109, 13 * (tree - warp) / 64),
       {"": "", "RTX 3090, the article": ".0f", "H200, ours": ".1f"}, "Microseconds saved per sentence")
 
 # %% [markdown]
-# LayerNorm, on both. The article's figures are differences between two times of a whole model in float16; ours are sums
-# of kernels in float32, on a GPU with four and a half times the bandwidth. Only the order can be compared: getting rid
-# of barriers saves more than getting rid of bytes.
+# The LayerNorms, on both GPUs. The article's figures are differences between two times of a whole model in float16;
+# ours are sums of kernels in float32, on a GPU with four and a half times the bandwidth. Only the order can be
+# compared: in both, getting rid of barriers saves more than getting rid of bytes.
 #
 # ## What was implemented
 #

@@ -6,8 +6,8 @@
 # You will learn
 #
 # - what attention computes, in four steps, and where the elements of a head are in memory
-# - why 192 idle threads of a block cost nothing here, and what costs so much instead
-# - why a program that writes every score to memory can be many times faster than one that writes none
+# - what 192 idle threads in a block cost, and how to find out where the time goes
+# - what it costs to write every score to memory, and what it costs to avoid that
 #
 # ## The problem
 #
@@ -25,9 +25,9 @@
 #
 # ## Prediction
 #
-# A score is a dot product of 64 elements, and averaging the values takes as many multiply-adds again. Which limit binds
-# for 1,024 tokens and 12 heads, arithmetic or memory, and how many megabytes is the matrix of all scores, which the
-# table leaves out?
+# A score is a dot product of 64 elements, and averaging the values takes just as many multiply-adds. Which limit binds
+# for 1,024 tokens and 12 heads, arithmetic or memory? And how many megabytes are all the scores, which the table leaves
+# out?
 
 # %%
 from labkit import roofline
@@ -36,10 +36,10 @@ from labkit.kernels.ops.attention import ATTENTION
 roofline.predict(ATTENTION, S=1024, H=12, D=64)
 
 # %% [markdown]
-# There are 256 flops for each byte, so on paper arithmetic sets the limit, as for a matrix product, and not memory, as
-# for softmax. The scores are 12 × 1,024 × 1,024 values, {{ scores_mb:.0f }} MB, {{ words(scores_ratio) }} times as much
-# as goes in and comes out. A program that writes them, reads and writes them for softmax, and reads them again moves
-# {{ round(4 * scores_mb, -1):.0f }} MB more than it has to. How much that matters, we will see.
+# There are 256 flops per byte, so on paper arithmetic sets the limit, as for a matrix product, and not memory, as for
+# softmax. The scores are 12 × 1,024 × 1,024 values, {{ scores_mb:.0f }} MB, {{ words(scores_ratio) }} times as much as
+# the inputs and the output together. A program that writes them, reads and writes them for softmax, and reads them
+# again moves {{ round(4 * scores_mb, -1):.0f }} MB more than it has to. How much that matters, we will see.
 #
 # ## Four steps
 #
@@ -74,16 +74,16 @@ print("the first token sees itself alone:", np.allclose(one_head(q, k, v)[0], v[
 # %% [markdown]
 # ## Where a head is in memory
 #
-# One product computes queries, keys and values, so each token has them in one row: 3 × 768 = 2,304 elements, and in
-# each third one head after the other.
+# One product computes queries, keys and values, so each token has all three in one row: 3 × 768 = 2,304 elements, with
+# one head after the other in each third.
 
 # %%
 
 pictures.qkv_rows()
 
 # %% [markdown]
-# The formula under the picture is all a kernel needs. PyTorch code expresses the same as a reshape. Does the
-# formula agree with the reshape everywhere?
+# The formula under the picture is all a kernel needs. In PyTorch the same is written as a reshape. Does the formula
+# agree with the reshape everywhere?
 
 # %%
 S, H, D = 7, 12, 64
@@ -97,13 +97,12 @@ for t in range(S):
 print(f"all {S * 3 * H} pieces of 64 elements agree")
 
 # %% [markdown]
-# They do, so no kernel has to split the heads into separate arrays or merge them afterwards.
+# It does, so no kernel has to split the heads into separate arrays or merge them afterwards.
 #
 # ## Three passes over the keys
 #
-# The first kernel gives one query of one head to a block of 256 threads, so the grid is S × 12. A block needs the
-# largest score before the first exponential, and the sum of the exponentials before the first weight. Hence three
-# passes.
+# In the first kernel a block of 256 threads has one query of one head, so the grid is S × 12. A block needs the largest
+# score before the first exponential, and the sum of the exponentials before the first weight. Hence three passes.
 
 # %%
 from labkit import show_source
@@ -118,10 +117,10 @@ show_source(at.attention_three_pass_kernel)
 # %% [markdown]
 # In the first pass a thread computes the whole dot product of every 256th key. `block_max` and `block_sum` are the
 # reductions of lesson 15. The row of scores is in *dynamic* shared memory: `cuda.shared.array(0, float32)` has no
-# length, and the launch passes the size as the fourth value in its brackets, `kernel[grid, block, stream,
-# nbytes]`. A block gets up to 48 KB this way, enough for 12,256 keys, and up to 227 KB on an H200 if the launcher
-# requests it from the driver. `keys_values`, `kv_offset` and `start` let the same kernel read keys from a cache, which
-# lesson 29 needs. Here `keys_values` is `qkv` itself, `kv_offset` is 768 and `start` is 0.
+# length, and the launch passes the size as the fourth value in its brackets, `kernel[grid, block, stream, nbytes]`. A
+# block gets up to 48 KB this way, enough for 12,256 keys, and up to 227 KB on an H200 if the launcher requests it from
+# the driver. With `keys_values`, `kv_offset` and `start` the same kernel can read keys from a cache, which lesson 29
+# needs. Here `keys_values` is `qkv` itself, `kv_offset` is 768 and `start` is 0.
 
 # %%
 from labkit import agree
@@ -139,7 +138,8 @@ agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 # threads do nothing. `attention_all_threads` puts them to work: four groups of 64 threads process
 # {{ words(64 / 256) }} of the keys each, and their results are added up in shared memory.
 #
-# The passes over the keys and over the values have equally many multiply-adds. How many times as fast is `all_threads`?
+# The passes over the keys and over the values have the same number of multiply-adds. How many times as fast is
+# `all_threads`?
 
 # %%
 from labkit import measure, table
@@ -160,10 +160,10 @@ h200_table("three_pass", "all_threads")
 
 # %% [markdown]
 # I had predicted 2.5{{ example }}: five units of time before (one for the keys with all threads at work, four for the
-# values with 64 of 256 threads) and two after. The result is nothing at all. `all_threads` is never
+# values with 64 of 256 threads) and two after. The actual gain is nothing at all. `all_threads` is never
 # faster{{ if never_faster }}, and at 4,096 tokens it takes more than half as long again{{ if half_as_long_again }}. If
 # {{ words(256 / 64) }} times as many threads do not help, the third pass is not where the time goes. So take the kernel
-# apart: time the first two passes alone, and the third alone with all weights 1. Which passes take the time?
+# apart: time the first two passes alone, and the third alone, with all weights 1. Which passes take the time?
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -177,8 +177,8 @@ table(passes["us"].items(), {"1,024 tokens": "", "us": ",.0f"}, note="NVIDIA H20
 # ## Count the requests
 #
 # So what are the first two passes doing, with all threads busy? Look at the line in `weigh_keys` that loads keys. In
-# one step lane 0 reads an element of key j, and lane 1 the same element of key j + 1. How many sectors does a warp need
-# for that, and how many in the third pass, where neighbouring lanes have neighbouring columns?
+# each step lane 0 reads an element of key j, and lane 1 the same element of key j + 1. How many sectors does a warp
+# need for that, and how many in the third pass, where neighbouring lanes have neighbouring columns?
 
 # %%
 from labkit import plots
@@ -202,9 +202,9 @@ table([(line, counts["global_requests"], counts["lines_128"]) for line, counts i
        if counts.get("global_loads", 0) > 1000], ["line of source", "requests of warps", "lines of 128 bytes"])
 
 # %% [markdown]
-# The first of these two lines of source computes scores, the second reads values. {{ words(64 / 128).capitalize() }} of
-# the scores' requests are for the query: one element for all lanes, one line of memory. The other 64 are for keys, and
-# each needs 32 lines.
+# The first of these two source lines computes scores, the second reads values. {{ words(64 / 128).capitalize() }} of
+# the scores' requests are for the query: one element for all lanes, one line of memory. The other 64 are for the keys,
+# and each needs 32 lines.
 #
 # The lines come from a cache, because the next seven rounds of the loop read from the same 32 bytes. But a cache, too,
 # needs 32 steps to answer a request for 32 lines. Suppose that each step takes one clock. How long do the requests of
@@ -219,23 +219,23 @@ table([("predicted", us), ("recorded", h200("attention", 1024)["three_pass"])], 
       f"{requests / 1e6:.1f} million requests of 32 lines at {clock_ghz:.2f} GHz", note="NVIDIA H200")
 
 # %% [markdown]
-# The requests explain most of it. I had been looking at the threads that do nothing, and the time went into those that
+# The requests explain most of it. I had been looking at the threads that do nothing, but the time goes into those that
 # work.
 #
 # ## A batched product
 #
 # Scores are a matrix product, queries times keys transposed, and lesson 06 showed how to compute one: in tiles, so that
 # an element loaded once serves many multiply-adds. There is one such product per head, all of the same shape. That is a
-# *batched* product, and a kernel for it needs only one more axis of the grid. From head to head only the address
-# changes where a matrix begins. Its layout is given by two *strides*: the distances in memory from one row to the next,
-# and from one column to the next.
+# *batched* product, and a kernel for it needs only one more axis of the grid. From head to head, only the offset at
+# which each matrix begins changes. Its layout is given by two *strides*: the distances in memory from one row to the
+# next, and from one column to the next.
 
 # %%
 pictures.strides()
 
 # %% [markdown]
-# The keys are read transposed just by exchanging their strides. `tile_product` computes one tile of a product. It gets
-# the two inputs and the output, each as an array, the address where the matrix begins, and its strides:
+# To read the keys transposed, just swap their two strides. `tile_product` computes one tile of a product. Its arguments
+# are the two inputs and the output, each as an array, the offset where the matrix begins, and its strides:
 
 # %%
 from labkit.kernels.attention import unfused
@@ -244,8 +244,8 @@ show_source(unfused.scores_tiled_kernel)
 
 # %% [markdown]
 # Softmax over the rows of scores follows, and then a second batched product, with the values. Each step is a launch,
-# and between two launches the scores are in global memory. For 1,024 tokens, how many megabytes do these launches
-# request from memory and caches, and how many do the three passes?
+# and between launches the scores are in global memory. For 1,024 tokens, how many megabytes do these launches request
+# from memory and caches, and how many do the three passes?
 
 # %%
 from labkit import cuda
@@ -265,8 +265,9 @@ table([(name, 4 * elements / 1e6) for name, elements in asked.items()], {"": "",
 
 # %% [markdown]
 # The second program writes all scores, reads and writes them for softmax, and reads them once more. Still it requests
-# {{ words(6442 / (151 + 101 + 104)) }} times less than the three passes. PyTorch has the same form: a batched product
-# by cuBLAS, a softmax, a batched product. How many times as fast as the three passes will PyTorch's launches be?
+# {{ words(6442 / (151 + 101 + 104)) }} times less than the three passes. PyTorch offers the same form: a batched
+# product by cuBLAS, a softmax, a batched product. How many times as fast as the three passes will PyTorch's launches
+# be?
 
 # %%
 rows = []
@@ -286,30 +287,29 @@ table([(row["step"], row["us"]) for row in own], {"labkit's launches, 1,024 toke
 # About twenty times{{ if near(steps_faster, 20) }}. Writing all scores to global memory is affordable at this length:
 # at the speed of a copy, the {{ round(4 * scores_mb, -1):.0f }} MB of the prediction take {{ predicted_us:.0f }} us of
 # PyTorch's {{ torch_us:.0f }}. Loading every key again for every query is not. The course's own three launches take
-# {{ sum(steps):.0f }} us. Its two products alone take longer{{ if products_longer }} than all of PyTorch's launches,
-# whose products are cuBLAS's.
+# {{ sum(steps):.0f }} us. Its two products alone take longer{{ if products_longer }} than all three of PyTorch's
+# launches; PyTorch's products are cuBLAS's.
 #
 # ## The whole matrix in one block
 #
-# Can one have both, tiles and no scores in global memory? A first idea is one block per head, with the whole matrix of
-# scores in shared memory. An H200 has 132 SMs. With 128 tokens and 12 heads, is a block for the whole
-# matrix faster than the three passes?
+# Can we have both, tiles and no scores in global memory? A first idea is one block per head, with the whole matrix of
+# scores in shared memory. An H200 has 132 SMs. With 128 tokens and 12 heads, is that faster than the three passes?
 
 # %%
 h200_table("three_pass", "whole_matrix")
 
 # %% [markdown]
-# It takes ten{{ if near(whole_matrix_slowdown, 10) }} times as long as the three passes. Twelve heads are twelve
+# It takes ten{{ if near(whole_matrix_slowdown, 10) }} times as long as the three passes. Twelve heads mean twelve
 # blocks, so 120 SMs are idle. And from 242 tokens on, the matrix does not even fit into a block's shared memory. The
 # aim is right: tiles, and no score in global memory. But a block must not need the whole matrix, nor a whole row of it.
 #
 # ## What I learned
 #
-# - Idle threads are easy to see and can cost nothing. Count the requests of those that work.
+# - Idle threads are easy to see and can cost nothing. Count the requests of the threads that work.
 # - A request for 32 lines keeps a cache busy for 32 steps. That alone predicted most of the
 #   time{{ if predicted_most }}.
-# - Heads need no separate arrays: where a matrix begins and its two strides are enough.
-# - At these lengths tiles save more than keeping scores out of memory does. The next lesson has both.
+# - Heads need no separate arrays: an offset and two strides are enough.
+# - At these lengths, tiles save more than keeping the scores out of memory. The next lesson has both.
 # - A kernel that leaves 120 of 132 SMs without a block is slow, however few bytes it moves.
 #
 # ## Resources
@@ -321,10 +321,10 @@ h200_table("three_pass", "whole_matrix")
 #
 # ## Try it
 #
-# - `pictures.four_steps(seed=7)`: in which rows does one token get nearly all the weight? Multiply the queries by 10
-#   and say what happens to the weights before you try it in `one_head`.
+# - `pictures.four_steps(seed=7)`: in which rows does one token get nearly all the weight? What happens to the weights
+#   if the queries are multiplied by 10? Say so before you try it in `one_head`.
 # - In `pictures.strides(head=0)`, which of the three matrices begins somewhere else, and by how much?
-# - In `observe`, launch four blocks, `[(4, 1), 256, ...]`. Do the lines of keys grow with the blocks?
+# - In `observe`, launch four blocks, `[(4, 1), 256, ...]`. Does the count of lines for the keys grow with the blocks?
 # - In the table of megabytes, make the tiles 128 × 128. Which rows change, and which never will?
 #
 # Next: **flash attention**, which corrects a softmax as tiles come in, so that no row of scores is kept.

@@ -38,14 +38,14 @@ table([("arithmetic in float32", flops / limits["fp32_tflops"] / 1e6),
 # %% [markdown]
 # In float32 the traffic of the scores takes as long as the arithmetic itself{{ if near(scores_over_flops, 1) }}. On
 # tensor cores, with scores of {{ words(2 / 4) }} the size, it still takes {{ words(half_scores_over_flops) }} times as
-# long. Fast attention must not write its scores.
+# long. Fast attention must not write its scores to memory.
 #
 # ## A softmax that is corrected
 #
-# Lesson 16 joined two parts of a row, with the maxima $m$ and $m'$ and the sums $s$ and $s'$ of their exponentials:
-# each sum is multiplied by $e^{m - M}$, with $M$ the larger of the two. Attention needs a third quantity, the weighted
-# values, not yet divided by the sum: $u = \sum e^{x_j - m} v_j$. It is a sum of the same exponentials, so the same
-# factor corrects it:
+# Lesson 16 joined two parts of a row, with the maxima $m$ and $m'$ and the sums $s$ and $s'$ of their exponentials: the
+# sums are multiplied by $e^{m - M}$ and $e^{m' - M}$, with $M$ the larger of the two maxima, and added. Attention needs
+# a third quantity, the weighted values, not yet divided by the sum: $u = \sum e^{x_j - m} v_j$. It is a sum of the same
+# exponentials, so the same factors correct it:
 #
 # $$u_{\text{both}} = u \, e^{m - M} + u' \, e^{m' - M}$$
 #
@@ -80,20 +80,21 @@ table(rows, {"keys": "", "row_max": ".3f", "factor": ".4f", "row_sum": ".3f", "e
 pictures.running_maximum(keys @ q / 8, tile=16)
 
 # %% [markdown]
-# A factor of 1 means that the tile brought no larger score; the first factor is 0, since there was nothing yet to
-# correct. After every tile, `acc / row_sum` is the attention over all the keys so far, to the last digits of a float64.
-# However long the row, a query keeps two values and the 64 of `acc`.
+# A factor of 1 means that the tile brought no larger score; the first factor is 0, since there was nothing to correct
+# yet. After every tile, `acc / row_sum` is the attention over all the keys so far, to the last digits of a float64.
+# However long the row, a query needs only two values and the 64 of `acc`.
 #
 # ## Tiles that many queries share
 #
-# A block can take many queries, and every tile of keys and values that it loads into shared memory serves all of them.
+# A block can process many queries, and every tile of keys and values that it loads into shared memory serves all of
+# them.
 
 # %%
 pictures.tiles()
 
 # %% [markdown]
 # A block goes through all keys and values of its head once. There are 1,024 tokens and 12 heads of 64. How does the
-# traffic of keys and values change as a block takes 1, 16, 32, 64 or 128 queries?
+# traffic of keys and values change if a block has 1, 16, 32, 64 or 128 queries?
 
 # %%
 rows = []
@@ -104,13 +105,13 @@ for queries in (1, 16, 32, 64, 128):
 table(rows, {"queries per block": "", "blocks": "", "MB of keys and values": ",.0f", "flops per byte": ".1f"})
 
 # %% [markdown]
-# In inverse proportion. The three passes of lesson 24 have one query per block. With 64, they load {{ 6442 // 100 }}
-# times fewer bytes, and still no score goes to global memory.
+# In inverse proportion. The three passes of lesson 24 have one query per block. With 64, a kernel loads
+# {{ 6442 // 100 }} times fewer bytes, and still no score goes to global memory.
 #
 # ## Flash attention, plain
 #
 # The plainest kernel gives each thread one query. The thread keeps its query and its accumulators in registers, 128
-# elements for heads of 64, and its scores of a tile in a column of shared memory. The rest is the NumPy loop above.
+# elements for heads of 64, and its scores for the tile in a column of shared memory. The rest is the NumPy loop above.
 
 # %%
 pictures.plain_block()
@@ -127,9 +128,9 @@ show_source(make_flash_plain(64))
 # registers{{ compiled }} per thread and spills none.
 #
 # The first barrier keeps a fast warp from reading a tile that is not complete, the second from overwriting a tile that
-# a slow warp still needs. Under a causal mask the loop over tiles stops at `end`, behind the last query of the block.
-# Here is one block, causal, with 48 queries of four elements each, in two tiles of keys. Which threads skip most of
-# the second tile?
+# a slow warp still needs. Under a causal mask the loop over tiles stops at `end`, just past the last query of the
+# block. Here is one block, causal, with 48 queries of four elements each, in two tiles of keys. Which threads skip all
+# of the second tile?
 
 # %%
 S, D = 48, 4
@@ -137,8 +138,8 @@ qkv, out = np.random.default_rng(0).random((S, 3 * D), np.float32), np.zeros((S,
 observe(make_flash_plain(D)[(1, 1), 64], qkv, out, np.float32(D**-0.5), np.uint32(True)).play()
 
 # %% [markdown]
-# Warp 0, with queries 0 to 31, skips all of it: each of them sees only keys of the first tile. In warp 1, query 32 sees
-# a single key of the second tile, query 47 sees sixteen, and the lanes without a query compute along and store nothing.
+# Those of warp 0, with queries 0 to 31, which see only keys of the first tile. In warp 1, query 32 sees a single key of
+# the second tile, query 47 sees sixteen, and the lanes without a query compute as well but store nothing.
 
 # %%
 sizes = ({"S": 1, "H": 1, "D": 64}, {"S": 33, "H": 2, "D": 64}, {"S": 130, "H": 1, "D": 64})
@@ -149,14 +150,14 @@ agree(ATTENTION_CAUSAL, ["attention_causal_flash_plain", "attention_causal_flash
 
 # %% [markdown]
 # `flash` is the kernel of the next section. What limits `flash_plain`? Every element of a key or a value comes from
-# shared memory, four with each load of 16 bytes, and feeds a single multiply-add. Assume that shared memory delivers
-# 128 bytes per clock. Then the load takes {{ words(32 * 16 / 128) }} clocks for the 32 lanes of a warp, and its four
+# shared memory, four per load of 16 bytes, and is used in a single multiply-add. Assume that shared memory delivers 128
+# bytes per clock. Then the load takes {{ words(32 * 16 / 128) }} clocks for the 32 lanes of a warp, and its four
 # multiply-adds keep the SM busy for only one.
 #
 # ## A tile of scores in registers
 #
-# Lesson 07 had the cure for matrix products: a thread that computes a tile uses everything that it loads several times.
-# A thread of `flash` has four queries and eight keys, so 32 scores.
+# Lesson 07 had the cure for matrix products: a thread that computes a tile uses everything it loads several times. A
+# thread of `flash` has four queries and eight keys, so 32 scores.
 
 # %%
 pictures.register_tiles()
@@ -198,7 +199,7 @@ table(rows, {"predicted, us": "", "loads": ",.0f", "multiply-adds": ",.0f"})
 climb("attention three_pass", "attention flash_plain", "attention flash", "attention PyTorch, fused")
 
 # %% [markdown]
-# Loads are the limit of both. Tiles alone make `flash_plain` {{ words(plain_gain) }} times as fast as the three passes
+# Loads are the limit for both. Tiles alone make `flash_plain` {{ words(plain_gain) }} times as fast as the three passes
 # at 4,096 tokens, and reuse in registers nearly doubles that{{ if near(flash_gain, 1.85) }}. With few tokens the second
 # step matters far more than the first: at 128 tokens `flash_plain` has only 24 blocks, in each of which 64 threads work
 # through every key, one after the other.
@@ -239,9 +240,9 @@ table(rows, {"tokens": ",", "tiles left": ".0%", "time": ".0%"}, note="NVIDIA H2
 
 # %% [markdown]
 # At 4,096 tokens the time follows the tiles{{ if as_tiles_say }}; at 1,024 it does not{{ if not_at_1024 }}. The last
-# block has a whole row of tiles to process, the first a single one. At 1,024 tokens all 192 blocks fit on an H200 at
-# the same time, and the launch takes as long as its longest block. At 4,096 tokens there are 768, and where a short
-# block ends, another begins. For that the long ones must come first, so `flash` numbers its blocks from the end.
+# block has a whole row of tiles to process, the first only one. At 1,024 tokens all 192 blocks fit on an H200 at the
+# same time, and the launch takes as long as its longest block. At 4,096 tokens there are 768, and where a short block
+# ends, another begins. For this to work the long ones must come first, so `flash` numbers its blocks from the end.
 #
 # ## Exponentials that stay in their registers
 #
@@ -254,7 +255,7 @@ table(rows, {"tokens": ",", "tiles left": ".0%", "time": ".0%"}, note="NVIDIA H2
 pictures.factor_in_place(lane=13)
 
 # %% [markdown]
-# None. Two neighbouring accumulators, rounded to float16 and packed into a word, already are a register of the factor:
+# None. Two neighbouring accumulators, rounded to float16 and packed into a word, are already a register of that factor:
 # no shuffle, no shared memory. `observe` runs a single warp of this kernel and looks for races and bank conflicts.
 
 # %%
@@ -281,7 +282,7 @@ climb("attention flash", "attention_half flash", "attention_half PyTorch, FlashA
 # At 4,096 tokens it is a factor of {{ mma_gain:.1f }}, two thirds{{ if near(mma_gain / peak_ratio, 0.66) }} of the
 # peak's. At 128 tokens the kernel is not even twice as fast: there is too little work for 132 SMs, whatever their peak.
 # The last line is PyTorch's FlashAttention-2, which is also written with `mma.sync`. Ours is ahead of it at all three
-# lengths{{ if ahead_of_fa2 }}. But with {{ mma_share:.0% }} of the tensor cores' rate there is still something to find.
+# lengths{{ if ahead_of_fa2 }}. But at {{ mma_share:.0% }} of the tensor cores' rate there is still something to find.
 #
 # ## Products next to exponentials
 #
@@ -289,14 +290,14 @@ climb("attention flash", "attention_half flash", "attention_half PyTorch, FlashA
 # at the full rate of its tensor cores, and 512 for the exponentials, of which it computes 16 per clock. Allow 400 for
 # the rest: scaling, maximum, sum, rounding. One after the other that makes {{ 512 + 512 + 400:, }} clocks, in which the
 # tensor cores are busy for {{ 512 / (512 + 512 + 400):.0% }}: just about what the recording
-# shows{{ if near(mma_share, 512 / 1424) }}. How many clocks are left per tile, if the product with the values runs at
-# the same time as the softmax of the next tile?
+# shows{{ if near(mma_share, 512 / 1424) }}. How many clocks does a tile need if the product with the values runs at the
+# same time as the softmax of the next tile?
 
 # %%
 pictures.schedules()
 
 # %% [markdown]
-# The product with the values is half of the work of the tensor cores, and it disappears behind the exponentials:
+# The product with the values is half of the tensor cores' work, and it disappears behind the exponentials:
 # {{ 512 + 512 + 400 - 256:, }} clocks are left.
 #
 # With `mma.sync` a warp waits for its product, and only other warps can fill the gap. `wgmma` (lesson 10) merely starts
@@ -312,8 +313,8 @@ wanted = ("start_qk", "start_pv", "wgmma_wait", "online_softmax_update", "scale_
 print(*[line.strip() for line in loop.splitlines() if any(one in line for one in wanted)], sep="\n")
 
 # %% [markdown]
-# `wgmma_wait(1)` waits until at most one product is in flight: the scores have arrived, and the values of the tile
-# before are still being added. Will `flash_wgmma` be faster than PyTorch, which runs cuDNN's kernel here?
+# `wgmma_wait(1)` waits until at most one product is in flight: the scores have arrived, and the product with the
+# previous tile's values is still running. Will `flash_wgmma` be faster than PyTorch, which runs cuDNN's kernel here?
 
 # %%
 climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTorch, fused")
@@ -327,20 +328,22 @@ climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTo
 #
 # ## Many blocks for one query
 #
-# A model that writes has one new query at a time, and a *cache* of the keys and values of all earlier tokens (lesson
-# 29). One query and 12 heads are twelve blocks on 132 SMs. But the correction joins any two parts of a row, no matter
-# which block computed them. So in `decode` a block takes 128 keys of a head and stores its `row_max`, `row_sum` and
-# `acc`, and a second kernel joins the parts. For 1,024 tokens the cache holds 2 × 768 float32 each. How long does an
-# H200 take to read it at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s, and how does the time grow with the cache?
+# A model that writes text has one new query at a time, and a *cache* of the keys and values of all earlier tokens
+# (lesson 29). One query and 12 heads make twelve blocks on 132 SMs. But the correction joins any two parts of a row, no
+# matter which blocks computed them. So in `decode` a block processes 128 keys of a head and stores its `row_max`,
+# `row_sum` and `acc`, and a second kernel joins the parts. For 1,024 tokens the cache holds 2 × 768 float32 each. How
+# long does an H200 take to read it at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s, and how does the time grow with
+# the cache?
 
 # %%
 pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# With the keys split, a cache of two thousand tokens costs little more than one of a hundred{{ if split_flat }}. The
+# With the keys split, a cache of two thousand tokens takes little longer than one of a hundred{{ if split_flat }}. The
 # bytes of 1,024 keys take {{ bytes_us:.1f }} us, and `decode` takes some {{ words(decode_us) }}: two launches in a row,
 # each with loads that depend on others. The line bends at 8,192 keys in float32 and at 16,384 in float16, where the
-# cache has grown to {{ 2 * 8192 * 768 * 4 / 1e6:.0f }} MB and no longer stays in L2.
+# cache has grown to {{ 2 * 8192 * 768 * 4 / 1e6:.0f }} MB, close to the {{ machine.l2_mb }} MB of L2, and apparently no
+# longer stays there.
 #
 # In float32 SDPA does not split the keys, and its line rises from the start{{ if unsplit }}. In float16 it
 # does{{ if split_f16 }}, and there `decode` loses with 1,024 keys, by a tenth{{ if near(decode_longer, 0.1) }}; SDPA
@@ -356,8 +359,9 @@ pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"
 pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# At the right the GPU is full, and the lines are straight: twice the tokens, four times the time. At the left they are
-# flatter: there a launch takes as long as one of its blocks, and more blocks cost nothing until every SM has one.
+# At the right the GPU is full, and the lines are straight, with a slope of 2: twice the tokens, four times the time. At
+# the left they are flatter: there a launch takes as long as one of its blocks, and more blocks cost nothing until every
+# SM has one.
 #
 # ## What I learned
 #
@@ -365,7 +369,7 @@ pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="NVIDIA H20
 # - Flash attention is two ideas: no score leaves the SM, and each tile serves many queries.
 # - Count the loads per multiply-add. They can be the limit, even from shared memory.
 # - Look at the layout of registers first: the accumulators of one product are the factor of the next, lane by lane.
-# - When the parts are fast, what remains is that they wait for each other. Overlap them.
+# - When the parts are fast, what remains is the time they wait for each other. Overlap them.
 #
 # ## Resources
 #
@@ -378,7 +382,7 @@ pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="NVIDIA H20
 #
 # - In the NumPy loop, sort the keys by their score, ascending and then descending. What happens to the factors?
 # - With the keys in their old order, leave the factor out of `acc`. From which tile on is the result wrong?
-# - `show_source(attend)` is the loop over tiles in registers. Which lines of `flash_plain` do you find?
+# - `show_source(attend)` is the loop over tiles in registers. Which lines of `flash_plain` do you recognise?
 #
 # Next: **the GPT-2 block**, where attention meets the layers around it.
 

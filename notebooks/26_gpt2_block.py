@@ -12,7 +12,7 @@
 # ## The problem
 #
 # All the parts are there: LayerNorm, the product, attention, GELU, an addition. GPT-2 is made of *blocks*, and this is
-# one of them, for a row $x$ of 768 values for each token:
+# one of them, for a row $x$ of 768 values per token:
 #
 # $$y = x + \text{attention}(\text{layernorm}(x)), \qquad \text{out} = y + \text{mlp}(\text{layernorm}(y))$$
 #
@@ -20,8 +20,8 @@
 # linear layer from 768 to 3,072, a GELU, and a linear layer back.
 #
 # The *letGPU* challenge asks for this block in CUDA C++, as a function `solve(x, output, weights, seq_len)`: one flat
-# array of *weights*, the numbers that were learned in training, any number of tokens, no libraries. An answer to it
-# that was published as an article has ten kernels. This lesson follows its design in Python, with ten kernels just as
+# array of *weights*, the numbers that were learned in training, any number of tokens, no libraries. One published
+# answer, described in an article, has ten kernels. This lesson follows its design in Python, with ten kernels just as
 # plain. The next lesson makes them fast.
 #
 # ## Prediction
@@ -47,13 +47,13 @@ table(rows, {"tokens": "", "MB": ".1f", "GFLOP": ".2f", "us for the bytes": ".1f
       note=f"limits: {limits.source}")
 
 # %% [markdown]
-# A token costs 14 MFLOP, two flops for each weight. For a single token, reading the weights takes nearly all the time.
-# With the H200's limits bytes and flops take equally long at some thirty tokens. From there on the time grows with the
-# tokens, and in the end with their square, because of attention.
+# A token costs 14 MFLOP, two flops per weight. For a single token, reading the weights takes nearly all the time. With
+# the H200's limits, bytes and flops take equally long at about thirty tokens. From there on the time grows with the
+# number of tokens, and eventually with its square, because of attention.
 #
 # ## One flat buffer
 #
-# The weights come as a single array, which holds twelve parameters, one after another.
+# The weights come as a single array, which holds twelve parameters one after another.
 
 # %%
 from labkit.models.gpt2 import Config
@@ -69,17 +69,17 @@ table([(name, " x ".join(f"{n:,}" for n in shape), GPT2_SMALL.offsets[name])
 # all three.
 #
 # A flat buffer means one allocation and one copy, and a parameter is a view: `GPT2_SMALL.split(flat)` cuts the array
-# into twelve without copying an element. All that can go wrong is an offset. That is the first exercise.
+# into twelve without copying an element. All that can go wrong is an offset, which is the first exercise.
 #
 # ## Ten launches
 #
-# Each step has its kernel, and an array for its output. A step reads what an earlier one wrote. Launches on a
+# Each step has its own kernel, and an array for its output. A step reads what an earlier one wrote. Launches on a
 # stream run in order, so nothing else is needed to keep them apart.
 #
-# `Kernels` says which launcher does what. Its `linear` is called with all that follows a product: `gelu=True`, or
+# `Kernels` says which launcher does what. The arguments of its `linear` say what follows the product: `gelu=True`, or
 # `residual=x` for an addition. `separately` makes such a launcher from three plain ones. A `Workspace` holds the arrays
-# for the outputs of the steps, and `solve` runs the block. Here it is with 16 tokens: the real size of GPT-2 small,
-# with random weights.
+# for the outputs of the steps, and `solve` runs the block. Here it runs with 16 tokens, at the real size of GPT-2
+# small, with random weights.
 
 # %%
 import numpy as np
@@ -104,8 +104,8 @@ timing = measure.time_kernel(lambda: solve(d_x, out, weights, 16, workspace=work
 print(f"the whole block, 768 wide, 16 tokens: {timing.p50:.1f} ms a call ({measure.where()})")
 
 # %% [markdown]
-# A launch reads its weights once and one row per token, and writes one row per token. Which of the ten launches
-# moves the most bytes with 1,024 tokens?
+# A launch reads its weights once, and reads and writes rows for every token. Which of the ten launches moves the most
+# bytes with 1,024 tokens?
 
 # %%
 from labkit.course.drawings import gpt2_block as pictures
@@ -113,23 +113,23 @@ from labkit.course.drawings import gpt2_block as pictures
 pictures.ten_launches(tokens=1024)
 
 # %% [markdown]
-# The two products of the MLP, which have the widest rows, and GELU moves just as many bytes. The products read weights.
-# All other steps only move the rows of tokens from one array to the next. The hatched ones do next to no arithmetic,
-# and the next lesson gets rid of them.
+# The two products of the MLP, which have the widest rows, and GELU moves just as many bytes. Only the products read
+# many weights. In all other steps the bytes are the rows of the tokens. The hatched ones do next to no arithmetic, and
+# the next lesson gets rid of them.
 #
-# With 16 tokens the picture is different. Which bars will still be long with 16 tokens?
+# With 16 tokens the picture is different. Which bars will still be long?
 
 # %%
 pictures.ten_launches(tokens=16)
 
 # %% [markdown]
-# Only the four products, and their bars are the weights. With so few tokens, what is done to their rows makes no
+# Only those of the four products, and these are their weights. With so few tokens, what is done to the rows makes no
 # difference.
 #
 # ## Is it right?
 #
-# The usual test of such a block is an output within 0.001{{ example }} of the truth. But which step is off, and by how
-# much? So compare the output of every launcher with the same step of a block in NumPy and float64.
+# The usual test of such a block is whether its output is within 0.001{{ example }} of the truth. But which step is off,
+# and by how much? So compare the output of every launcher with the same step of a block in NumPy and float64.
 
 # %%
 from labkit.course import yours
@@ -138,9 +138,9 @@ yours.block_parity(each_step, shape=GPT2_SMALL, tokens=16, causal=False).check()
 
 # %% [markdown]
 # The column to look at is *of the allowed*. A sum of 3,072 products in float32 differs from its true value, every step
-# adds its own rounding, and independent roundings grow like the square root of their number. The limit in the table
-# grows in the same way, so it is tight at the first step and at the last. A fixed 0.001{{ example }} would let a step
-# pass that is wrong in its third digit.
+# adds its own rounding, and the sum of independent errors grows like the square root of their number. The limit in the
+# table grows in the same way, so it is tight at the first step and at the last. A fixed 0.001{{ example }} would let a
+# step pass that is wrong in its third digit.
 #
 # `causal=False`: in the challenge each token sees all others. GPT-2 itself needs the causal mask, and both work here,
 # as does any number of tokens up to 4,096. On a narrow block, 128 wide:
@@ -154,9 +154,9 @@ for tokens in (1, 33, 100):
 table(rows, {"tokens": "", "causal": "", "largest error, of the allowed": ".2f"})
 
 # %% [markdown]
-# All of them are right. And a wrong block? GPT-2's GELU has the tanh in it. BERT's has the error function, and lesson
-# 23 found the two half a thousandth apart. The next cell computes a block with the wrong one. Text generated with it
-# would look fine. Would the usual test notice the wrong GELU, and which lines of the table will?
+# All of them are right. And a wrong block? GPT-2's GELU uses a tanh. BERT's uses the error function, and lesson 23
+# found the two half a thousandth apart. The next cell computes a block with the wrong one. Text generated with it would
+# look fine. Would the usual test notice the wrong GELU, and which lines of the table will?
 
 # %%
 from labkit.kernels.gelu import gelu_erf_vectorized
@@ -166,7 +166,7 @@ yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 # %% [markdown]
 # The error at the end is below 0.001{{ example }}, so the usual test would have let it pass. The table does not, and it
 # names the step. The steps before it agree, the ones after it do not. Lesson 28 uses the same table for a whole GPT-2,
-# with seven lines for each layer.
+# with seven lines per layer.
 #
 # ## Before or after
 #
@@ -179,7 +179,7 @@ pictures.two_orders()
 
 # %% [markdown]
 # Look at the thick line. On the left it goes from x to out through two additions. On the right it also goes through
-# both LayerNorms. The program has both orders. This is Pre-LN, one call per launch:
+# both LayerNorms. The program can do both orders. This is Pre-LN, one call per launch:
 
 # %%
 from labkit import show_source
@@ -198,8 +198,8 @@ table([(name, result.std(axis=1).mean()) for name, result in results.items()], {
 # So the order that a model was trained with is part of the model. Why did the field move from one to the other? One
 # block does not show it. Here are 24 of them in a row, narrow ones with random weights, as at the beginning of
 # training. How much of the first input is left in the sum? If a row is $a \, x_0$ plus things that have nothing to do
-# with $x_0$, then $a$ is the row times $x_0$, divided by $x_0$ times itself. What will $a$ be after 24 blocks, in each
-# of the two orders?
+# with $x_0$, then $a$ is the dot product of the row with $x_0$, divided by that of $x_0$ with itself. What will $a$ be
+# after 24 blocks, in each of the two orders?
 
 # %%
 shape, rng = block.Shape(width=96, heads=4, inner=384), np.random.default_rng(0)
@@ -233,19 +233,19 @@ table(rows, {"blocks": "", "Pre-LN: a": ".2f", "its spread": ".2f", "Post-LN: a"
 # ## Your kernels
 #
 # A block gets its kernels as arguments, and they can be yours. Several exercises since lesson 01 fit into it: an
-# addition, a row added to every row, a product, a softmax, a LayerNorm. Your copies of the exercises are the notebooks
-# in `work/exercises/`, where `labkit learn` puts them. The next cell reads them there, checks what you have written,
-# and lists every exercise with a role in a model of the course, those of later lessons among them.
+# addition, a vector added to every row, a product, a softmax, a LayerNorm. Your copies of the exercises are the
+# notebooks in `work/exercises/`, where `labkit learn` puts them. The next cell reads them there, checks what you have
+# written, and lists every exercise that has a role in a model of the course, including those of later lessons.
 
 # %%
 mine = yours.answers()
 mine
 
 # %% [markdown]
-# Where an exercise is not done, the course's kernel is used, and the block runs as well. Do one, save its notebook, and
-# run the cell again. The next cell puts each of your kernels into a block alone, then all of them, and compares every
-# step with float64. Those for tokens, for the model's output and for the cache need a whole model, as in lesson 29. If
-# you have no kernel yet, the cell uses three answers of the course, to show what it looks like.
+# Where an exercise is not done, the course's kernel is used, and the block still runs. Do one, save its notebook, and
+# run the cell again. The next cell puts each of your kernels into a block by itself, then all of them, and compares
+# every step with float64. Those for tokens, for the model's output and for the cache need a whole model (see lesson
+# 29). If you have no kernel yet, the cell uses three of the course's own answers, to show what it looks like.
 
 # %%
 three = ("saxpy", "add_row", "layernorm_two_sums")
@@ -265,7 +265,7 @@ yours.block_parity(ready).check()
 # - Four of the ten launches multiply by weights. Both additions and GELU do next to nothing but move rows.
 # - An output below 0.001{{ example }} hides a wrong GELU. I compare every step, with an allowed error that grows with
 #   the steps before it.
-# - Moving the norm is a matter of a few lines, and it decides how hard a deep model is to train.
+# - Moving the norm takes a few lines, and it decides how hard a deep model is to train.
 #
 # ## Resources
 #
@@ -278,11 +278,10 @@ yours.block_parity(ready).check()
 # ## Try it
 #
 # - In the cell with 24 blocks, multiply the weights of `attn.c_proj` and `mlp.c_proj` by {{ (2 * 24) ** -0.5:.2f }},
-#   one over the root of twice 24, as GPT-2 does before its training. What happens to the spread, and why by this
-#   number?
+#   one over the root of twice 24, as GPT-2 does before training. What happens to the spread, and why this number?
 # - In the first table, which number of tokens makes both times equal if the GPU computes in float16, at
 #   {{ round(limits.f16_tflops, -2):.0f }} TFLOP/s and two bytes per weight?
 # - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": no_bias})`. Which step is named
-#   first? With the weights of a model whose biases are zero, would it be?
+#   first? Would it be named if all of the model's biases were zero?
 #
 # Next: **a faster block**, with seven launches, memory that stays, and one graph.

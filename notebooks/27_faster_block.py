@@ -6,21 +6,21 @@
 # You will learn
 #
 # - what can be saved without making a single kernel faster: launches, bytes, allocations
-# - what a program has to look like so that one graph holds all of it
+# - what a program has to look like so that one graph can hold all of it
 # - how the block compares with the same design in CUDA C++ and with PyTorch, and what float16 costs in digits
 #
 # ## The problem
 #
-# The block of the last lesson is right, and slow. It makes ten launches. The CUDA C++ design that it follows also
+# The block of the last lesson is right, but slow. It makes ten launches. The CUDA C++ design that it follows also
 # allocates eight arrays in each call and frees them at the end. None of that is arithmetic. So this lesson first saves
-# launches and memory around the kernels. Then it replaces the kernels by the fastest of the course, and looks at the
+# launches and memory around the kernels. Then it replaces the kernels with the fastest of the course, and looks at the
 # clock.
 #
 # ## Prediction
 #
 # With 16 tokens a block reads {{ 4 * 7_087_872 / 1e6:.0f }} MB of weights and little else. Lesson 13 measured a launch.
-# Which is the largest of three times on an H200: reading these bytes at {{ round(limits.bandwidth_gbs, -2):,.0f }}
-# GB/s, launching ten kernels from Python, or ten launches in a graph?
+# Which of these three takes longest on an H200: reading these bytes at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s,
+# launching ten kernels from Python, or ten launches in a graph?
 
 # %%
 from labkit import measure, roofline, table
@@ -37,15 +37,15 @@ table(rows, {"": "", "us": ".0f"}, note=f"launches recorded on {cost['where']}, 
 
 # %% [markdown]
 # If the kernels are as fast as their bytes allow, launches from Python leave the GPU waiting for the host most of the
-# time{{ if waits_for_host }}. And that is the least that a launch costs: it was measured with a kernel of three
-# arguments, while a launcher of the block also checks its arrays and chooses a kernel for their shape.
+# time{{ if waits_for_host }}. And that is the least a launch costs: it was measured with a kernel of three arguments,
+# while a launcher of the block also checks its arrays and chooses a kernel for their shape.
 #
 # ## Seven launches
 #
 # Three of the ten launches do next to no arithmetic: both additions, and GELU. Each reads what the product before it
 # has just written. In lesson 23 such a step moved into the *epilogue* of the product, where its input is still in a
-# register. The same epilogue adds a residual. It is called once for each element, between the last multiplication and
-# the store.
+# register. The same epilogue adds a residual. It is called once per element, between the last multiplication and the
+# store.
 
 # %%
 from labkit import show_source
@@ -70,8 +70,8 @@ pictures.seven_launches(tokens=1024)
 
 # %% [markdown]
 # `FUSED` holds the course's fastest kernels, with these epilogues, and `KERNEL_FOR_EACH_STEP` the kernels of the last
-# lesson. A graph knows how many launches a call makes. How many bytes do the epilogues save with 16 tokens, and how
-# many with 1,024?
+# lesson. A graph knows how many launches it contains. How many bytes do the epilogues save with 16 tokens, and how many
+# with 1,024?
 
 # %%
 import numpy as np
@@ -94,7 +94,7 @@ table(rows, {"": "", "launches": "", "MB with 16 tokens": ".1f", "with 1,024": "
 
 # %% [markdown]
 # With 1,024 tokens a quarter{{ if near(bytes_gone, 1 / 4) }} of all bytes is gone. With 16 tokens nearly all bytes are
-# weights, and only three launches are saved. On a GPU the graph can have a few more nodes: a product of few rows is
+# weights, and only three launches are saved. On a GPU the graph can have a few more nodes: a product with few rows is
 # split over its K to fill the SMs, and another launch adds up the parts.
 #
 # The seven have to be right at other lengths, too:
@@ -112,8 +112,8 @@ agree(GPT2_BLOCK, ["block_fused"], sizes=({"S": 1}, {"S": 17}))
 # The CUDA C++ design allocates eight arrays in each call. On a GPU `cudaMalloc` goes through the driver, `cudaFree`
 # waits until the GPU has finished, and neither can be recorded in a graph. A *workspace* is the opposite: memory
 # allocated once, for up to so many tokens, and used in every call and by every block. `Workspace` is the block's. How
-# much smaller than the eight arrays can the workspace be, if an array may be overwritten as soon as nobody needs its
-# contents any more?
+# much smaller than the eight arrays can the workspace be, if an array may be overwritten as soon as its contents are no
+# longer needed?
 
 # %%
 room, eight = Workspace(GPT2_SMALL, 1024), 4 * 1024 * (6 * 768 + 2304 + 3072)
@@ -121,13 +121,13 @@ table([("eight arrays, in each call", eight / 1e6), ("the workspace, once", room
       {"1,024 tokens": "", "MB": ".1f"})
 
 # %% [markdown]
-# Both LayerNorms write into the same array, because the result of the first is no longer needed by then, and an
-# addition that is fused needs no array for its input.
+# Both LayerNorms write into the same array, because the result of the first is no longer needed by then, and a fused
+# addition needs no array for its input.
 #
 # ## When something is wrong
 #
 # The CUDA C++ design has a macro around its allocations: if one fails, `solve` returns without a message, and `output`
-# holds what it held before. Its ten launches are not checked at all. If CUDA refuses one, the other nine run on
+# holds whatever it held before. Its ten launches are not checked at all. If CUDA refuses one, the other nine run on
 # whatever is in memory. An error should say which argument is wrong and what is allowed:
 
 # %%
@@ -146,14 +146,14 @@ for attempt in (lambda: solve(d_x, out, weights, 5000),
         print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
-# The last one is a bad launch: a block has at most 1,024 threads. All of these errors come before anything is launched.
-# An index out of bounds cannot be seen before the launch. The CPU device reports it with its line, and a GPU does not,
-# as in lesson 01.
+# The last one is a bad launch: a block has at most 1,024 threads. All of these errors are raised before anything is
+# launched. An index out of bounds cannot be seen before the launch. The CPU device reports it with its line, but a GPU
+# does not (lesson 01).
 #
 # ## One graph
 #
 # Python checks the arguments and launches the kernels in every call. With a graph it does so once, when the graph is
-# captured. The next table has five ways to make a whole call with 16 tokens, by the host's clock. How much faster is
+# captured. The next table times five ways to make a whole call with 16 tokens, by the host's clock. How much faster is
 # one graph than ten launches?
 
 # %%
@@ -166,8 +166,8 @@ table([(way, calls[key]) for way, key in ways.items()], {"16 tokens": "", "us": 
 
 # %% [markdown]
 # Ten launches take {{ calls.ten_kernels_us:.0f }} us, not the {{ predicted_us:.0f }} predicted: the block's launchers
-# have more to check and to decide than that of an addition. Seven take {{ seven_share:.0% }} of the time. Allocating
-# makes a call three to four times as long{{ if allocating_slow }}. In a graph all of this is gone. A call takes
+# have more to check and to decide than an addition's. Seven take {{ seven_share:.0% }} of the time. Allocating makes a
+# call three to four times as long{{ if allocating_slow }}. In a graph all of this is gone. A call takes
 # {{ calls.graph_us:.0f }} us, of which the kernels need {{ seven[0]:.0f }}. Without the graph the GPU was idle most of
 # the time, waiting for Python.
 #
@@ -203,8 +203,8 @@ table([("called", plain.p50), ("replayed", replayed.p50)], {f"{graph.nodes} laun
 #
 # Weights and rows can be in float16, with accumulators in float32: `solve` picks the kernels by the type of the
 # weights. The products move to the tensor cores (lesson 08), as does attention (lesson 25), and
-# half{{ if near(2 / 4, 1 / 2) }} as many bytes move. How large is the error of an element of the output, if a float16
-# near 1 has a step of {{ 2**-10:.3f }}?
+# half{{ if near(2 / 4, 1 / 2) }} as many bytes are moved. How large is the error of an element of the output, if a
+# float16 near 1 has a step of {{ 2**-10:.3f }}?
 
 # %%
 from labkit import device
@@ -230,9 +230,9 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 table(rows, {"": "", "tokens": "", "largest error": ".1e", "of the allowed": ".3f"}, note="NVIDIA H200")
 
 # %% [markdown]
-# The sums along the block are larger than 1, so errors of a few thousandths are what float16 allows. An output within
-# 0.001{{ example }} is out of reach. Models are run in float16 nevertheless: what counts is which token is the most
-# likely, and that seldom depends on the third digit.
+# The sums along the block are larger than 1, so errors of a few thousandths are to be expected in float16. An output
+# within 0.001{{ example }} is out of reach. Models are run in float16 nevertheless: what counts is which token is the
+# most likely, and that seldom depends on the third digit.
 #
 # ## The clock
 #
@@ -243,13 +243,13 @@ table(rows, {"": "", "tokens": "", "largest error": ".1e", "of the allowed": ".3
 # | *CUDA C++, ten kernels* | a design in CUDA C++ (lesson 26), written for this course, compiled by nvcc |
 # | *ten kernels* | the same design in Python: the ten launches of the last lesson |
 # | *seven* | this lesson's block: fewer launches, and the fastest kernels of the course in each |
-# | *PyTorch* | `torch.nn`'s layers. Their products are those of cuBLAS, in float32 without TF32 |
-# | *PyTorch compiled* | the same by `torch.compile`, which fuses what is between the products |
+# | *PyTorch* | `torch.nn`'s layers, with products by cuBLAS, in float32 without TF32 |
+# | *PyTorch compiled* | the same after `torch.compile`, which fuses what is between the products |
 #
 # The last three were measured in float16 as well. All programs are replayed as graphs, so no launch from the host is
-# part of these times, with two exceptions. *CUDA C++, eight allocations* allocates in each call, and no graph can hold
-# that. And the ten kernels with 4,096 tokens were launched from the host, which makes no difference next to
-# {{ round(theirs[3] / 1000, -1):.0f }} ms. In which order do the five finish, with 16 tokens and with 4,096?
+# part of these times, with two exceptions. *CUDA C++, eight allocations* allocates in each call, which no graph can
+# hold. And the ten kernels with 4,096 tokens were launched from the host, which makes no difference next to
+# {{ round(theirs[3] / 1000, -1):.0f }} ms. In which order do the five finish with 16 tokens, and with 4,096?
 
 # %%
 times = pictures.recorded_times()
@@ -286,8 +286,8 @@ table([(question, *(a / b if a and b else None for a, b in zip(times[slow], time
 # double{{ if near(eight[0] / theirs[0], 2) }} its time with 16 tokens. With 4,096 they add
 # {{ eight[1] / theirs[3] - 1:.0% }}.
 #
-# *The language.* In Python the same ten kernels take at most {{ python_longer:.0% }} longer than in CUDA C++, and less
-# with more tokens{{ if less_with_more }}. That is the difference between Numba's compiler and nvcc.
+# *The language.* In Python the same ten kernels take at most {{ python_longer:.0% }} longer than in CUDA C++, and the
+# gap is smaller with more tokens{{ if less_with_more }}. That is the difference between Numba's compiler and nvcc.
 #
 # *This course.* From ten kernels to seven, the time falls to a quarter{{ if near(seven[0] / ours[0], 1 / 4) }} with few
 # tokens and to less than a twentieth{{ if seven[3] / ours[3] < 1 / 20 }} with 4,096. The three launches are the smaller
@@ -299,13 +299,14 @@ table([(question, *(a / b if a and b else None for a, b in zip(times[slow], time
 # `torch.compile` fuses what is between the products, as the seven kernels do. In float16 the two are equal at 128
 # tokens{{ if abs(compiled_half[128] - 1) < 0.01 }} and within {{ abs(compiled_half[1024] - 1):.0% }} at 1,024. With few
 # tokens, launches, latencies and weights decide. There a program written for one model has an advantage: it can fuse
-# into the products, which the compiler leaves to cuBLAS, and split each product as its shape requires. With many tokens
-# the products and attention are nearly all of the time, and no product of ours is ahead of cuBLAS by much (lesson 10).
+# into the products, which `torch.compile` leaves to cuBLAS, and split each product as its shape requires. With many
+# tokens the products and attention are nearly all of the time, and no product of ours is ahead of cuBLAS by much
+# (lesson 10).
 #
 # ## What I learned
 #
-# - Three of ten kernels only moved rows. In the epilogues of the products they are nearly free.
-# - Memory first, then the graph: what is allocated in a call cannot be recorded.
+# - Three of ten kernels did little but move rows. In the epilogues of the products they are nearly free.
+# - Memory first, then the graph: a call that allocates cannot be recorded.
 # - With few tokens, look at the host first. A faster kernel does not help while the GPU waits for the next launch.
 # - Compare one thing at a time: the same kernels in another language, other kernels in the same one.
 #

@@ -1,22 +1,22 @@
 r"""From a blank page: a window of keys
 
-Some models let a query see only the last keys: its own and the `window - 1` before it. One head of 64 elements:
+Some models let a query see only the most recent keys: its own and the `window - 1` before it. One head of 64 elements:
 `queries`, `keys`, `values` and `out` (N, 64), and `window`, at most 64.
 
 $$\text{out}_t = \sum_{j = t - window + 1}^{t} \text{softmax}_j\left(\frac{q_t \cdot k_j}{8}\right) v_j$$
 
-The first queries have fewer keys before them, and see those that there are. With a window of 3, query 1 sees the keys
-0 and 1, and query 10 sees 8, 9 and 10. A block has 64 threads and one query: `blockIdx.x` is t.
+The first queries have fewer keys before them, and see only those. With a window of 3, query 1 sees the keys 0 and 1,
+and query 10 sees 8, 9 and 10. A block has 64 threads and one query: `blockIdx.x` is t.
 
 Write `attend_window(queries, keys, values, window, out)` from the decorator down.
 """
 
-HINTS = ("Which is the first key that query t sees, if the window is 64 and t is 100? And if t is 10?",
-         "The window begins at max(t - window + 1, 0). Thread j computes the score of its j-th key and puts it into "
-         "shared memory; after a barrier each thread has one column of the values.",
+HINTS = ("What is the first key that query t sees, if the window is 64 and t is 100? And if t is 10?",
+         "The window begins at max(t - window + 1, 0). Thread j computes the score of the window's j-th key and "
+         "stores it in shared memory; after a barrier each thread has one column of the values.",
          "weights = cuda.shared.array(64, float32); if thread < seen: weights[thread] = ...; cuda.syncthreads(); then "
-         "two loops over range(seen): the first finds row_max, the second adds up exp(weights[j] - row_max), and it "
-         "times values[begin + j, thread]. Store acc / row_sum.")
+         "two loops over range(seen): the first finds row_max, the second adds up exp(weights[j] - row_max), and the "
+         "same times values[begin + j, thread]. Store acc / row_sum.")
 POINTS = 4
 NEEDS = ("query_scores",)
 
@@ -143,8 +143,8 @@ def _window_read_once(report) -> str | None:
     if loads <= most:
         return None
     return (f"For {OBSERVED_WINDOW['N']} tokens and a window of {OBSERVED_WINDOW['W']} the kernel loads {loads:,} "
-            f"numbers, and {most:,} suffice: of each pair of a query and a key of its window the query, the key and "
-            f"the value, once for the block. Leave out the keys before the window, let one thread compute each score, "
+            f"elements, and {most:,} are enough: for each pair of a query and a key in its window the query, the key "
+            f"and the value, once per block. Leave out the keys before the window, let one thread compute each score, "
             f"and pass the scores on in shared memory.")
 
 
@@ -166,14 +166,14 @@ EXERCISE = KernelExercise(
                   lambda rng, queries, keys, values, window: (60 * queries, keys, values, window)),
             *of((0, 1), ZEROS), *of(2, HUGE_AND_TINY)),
     wrong={
-        "the window has one key more: with the query's own it should begin at t - window + 1":
+        "the window has one key too many: including the query's own it begins at t - window + 1":
             Edit("t - window + 1", "t - window"),
         "near the beginning the window would begin before the first key": Edit("max(t - window + 1, 0)",
                                                                               "t - window + 1"),
         "a query does not see its own key": Edit("seen = t + 1 - begin", "seen = max(t - begin, 1)"),
-        "all keys before the query are gone through, and those before the window hidden": attend_all_before,
+        "the loop goes through all keys before the query, and masks those before the window": attend_all_before,
         "every thread computes all scores": attend_window_alone,
-        "`row_max` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
+        "`row_max` starts at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
         "the barrier is missing: other threads' scores may not be there yet": Edit("cuda.syncthreads()", ""),
         "the scores are not divided by 8, the root of 64": Edit("score * float32(0.125)", "score"),
         "the division by the sum of the exponentials is missing": Edit("acc / row_sum", "acc"),
@@ -183,7 +183,7 @@ EXERCISE = KernelExercise(
 EQUIVALENT = {
     "barrier moved: attend_window -> cuda.syncthreads() behind row_max, row_sum, acc = (float32(-math.inf), "
     "float32(0.0), float32(0.0))":
-        "The three are a thread's own: nothing shared lies between the two places.",
+        "The three belong to one thread: nothing shared is accessed between the two positions.",
     "identity: score = float32(0.0) -> score = float32(1.0)":
-        "Every score is larger by the same amount, and a softmax is the same if all its scores grow alike.",
+        "Every score is larger by the same amount, and that does not change a softmax.",
 }

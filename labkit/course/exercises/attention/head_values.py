@@ -1,6 +1,6 @@
 """The values of one head
 
-`flat` is the memory of qkv, one element after another. Each token has a row: the queries of all heads, then the keys
+`flat` is the memory of qkv, one element after another. Each token has one row: the queries of all heads, then the keys
 of all heads, then the values of all heads. A head has as many elements as `out` has columns. Copy the values of `head`
 into `out`, one row per token. Blocks are 32 × 8, with the grid's x along the columns.
 
@@ -49,13 +49,13 @@ EXERCISE = KernelExercise(
     domain=(*of(0, MOVED), Reach("the head is the first", lambda rng, flat, heads, head, size: (flat, heads, 0, size)),
             Reach("the head is the last", lambda rng, flat, heads, head, size: (flat, heads, heads - 1, size))),
     wrong={
-        "those are the keys: the values are another heads * size numbers further": Edit("2 * width", "width"),
-        "it takes all queries to come first, then all keys, then all values":
+        "those are the keys: the values are another heads * size elements further on": Edit("2 * width", "width"),
+        "it assumes that all queries come first, then all keys, then all values":
             Edit("t * 3 * width + 2 * width", "(2 * out.shape[0] + t) * width"),
-        "it takes each head to have its query, key and value side by side":
+        "it assumes that the query, key and value of a head are side by side":
             Edit("2 * width + head * size", "head * 3 * size + 2 * size"),
         "the elements of a head are neighbours, not `heads` apart": Edit("head * size + i", "i * heads + head"),
-        "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
+        "before the values come the queries and the keys of all heads: 2 * heads * size, then head * size":
             Edit("2 * width + head * size", "2 * head * size"),
         "the grid's x runs along the columns: `i` comes first": Edit("i, t = cuda.grid(2)", "t, i = cuda.grid(2)"),
         "a token's row is three times as long: it holds queries, keys and values": Edit("t * 3 * width", "t * width"),

@@ -1,16 +1,16 @@
 r"""The scores of one query
 
-One head: `queries` and `keys` have one row per token. Compute the scores of query number `t` against all keys:
+One head: `queries` and `keys` have one row per token. Compute the scores of query `t` against all keys:
 
 $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
 
-under a causal mask. Query t sees the keys 0 to t. The score of any other key becomes
-`float32(-1e30)`, so far down that its exponential is 0. Each thread has one key.
+under a causal mask: query t sees the keys 0 to t. The score of any other key becomes `float32(-1e30)`, so low that its
+exponential is 0. Each thread has one key.
 """
 
-HINTS = ("Which two rows does thread j multiply? And for which j is the result not wanted?",
+HINTS = ("Which two rows does thread j multiply? And for which j is the result masked?",
          "A loop over the columns of both rows adds up the products. Then the sum is divided by the root of the number "
-         "of columns, and hidden if j is larger than t.",
+         "of columns, and masked if j is larger than t.",
          "score += queries[t, i] * keys[j, i] in the loop; then out[j] = score / math.sqrt(float32(keys.shape[1])) if "
          "j <= t else ...")
 POINTS = 1
@@ -70,9 +70,9 @@ EXERCISE = KernelExercise(
         "divided by the size, not by its root": Edit("math.sqrt(float32(keys.shape[1]))", "float32(keys.shape[1])"),
         "divided by 8, the root of 64: here the keys have other sizes":
             Edit("math.sqrt(float32(keys.shape[1]))", "float32(8.0)"),
-        "no mask: a query does not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
+        "no mask: a query must not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
         "a query does not see its own key": Edit("j <= t else", "j < t else"),
-        "a hidden score is 0, which is not hidden at all: its exponential is 1": Edit("float32(-1e30)", "float32(0.0)"),
+        "a masked score is 0, which masks nothing: its exponential is 1": Edit("float32(-1e30)", "float32(0.0)"),
         "query `j` against key `t`: the other way round":
             Edit("score += queries[t, i] * keys[j, i]", "score += queries[j, i] * keys[t, i]"),
     },

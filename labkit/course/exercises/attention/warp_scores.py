@@ -1,9 +1,9 @@
 """A warp per key
 
-In the first pass of the lesson each lane had a different key, and a request touched 32 lines. Here a warp shares one
-key: `query` has 64 elements, `keys` one row of 64 per key, and `out` gets the scores, `query . key / 8`. The launch has
-32 threads for each key, in blocks of 128. The result is right, but one lane does all the work. Let all lanes work, with
-neighbours reading neighbouring elements, and join their products with shuffles.
+In the first pass of the lesson's kernel each lane had a different key, and a request touched 32 lines. Here a warp
+shares one key: `query` has 64 elements, `keys` one row of 64 per key, and `out` gets the scores, `query . key / 8`. The
+launch has 32 threads per key, in blocks of 128. The result is right, but one lane does all the work. Let all lanes
+work, with neighbours reading neighbouring elements, and add up their products with shuffles.
 """
 
 HINTS = ("Which two elements of the key should lane 5 load, so that lanes 4, 5 and 6 load neighbours?",
@@ -67,13 +67,13 @@ def _warp_scores_tolerance(query, keys):
     return EPS32 * 12 * (np.abs(keys) @ np.abs(query)) / 8
 
 
-@asks("The lanes of a warp read neighbouring numbers: at most 17 sectors of 32 bytes for each key.", shuffles)
+@asks("The lanes of a warp read neighbouring elements: at most 17 sectors of 32 bytes per key.", shuffles)
 def _neighbours_read_neighbours(report) -> str | None:
     least = OBSERVED_KEYS * (2 * WIDE // 8 + 1)
     if report.counts["sectors"] > least:
-        return (f"For {OBSERVED_KEYS} keys it asks for {report.counts['sectors']:,} sectors of 32 bytes, and {least:,} "
-                f"suffice: 8 of the query, 8 of the key and one of `out` for each key. Let neighbouring lanes read "
-                f"neighbouring numbers.")
+        return (f"For {OBSERVED_KEYS} keys it requests {report.counts['sectors']:,} sectors of 32 bytes, and {least:,} "
+                f"are enough: per key 8 of the query, 8 of the key and one of `out`. Let neighbouring lanes read "
+                f"neighbouring elements.")
     return None
 
 
@@ -89,15 +89,15 @@ EXERCISE = KernelExercise(
     observe_sizes=sizes_of("N", (OBSERVED_KEYS,)),
     domain=of((0, 1), *SUMMED),
     wrong={
-        "one lane computes the whole score, number by number": scores_by_one_lane,
-        "a lane has columns 2 * lane and 2 * lane + 1: neighbours are two numbers apart":
+        "one lane computes the whole score, element by element": scores_by_one_lane,
+        "a lane has columns 2 * lane and 2 * lane + 1: neighbours are two elements apart":
             Edit("query[lane] * keys[key, lane] + query[lane + 32] * keys[key, lane + 32]",
                  "query[2 * lane] * keys[key, 2 * lane] + query[2 * lane + 1] * keys[key, 2 * lane + 1]"),
         "the right half of the columns is left out": Edit(" + query[lane + 32] * keys[key, lane + 32]", ""),
         "the lanes' products are not added up: lane 0 stores its own":
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)", ""),
-        "four shuffles add up 16 lanes, and a warp has 32": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
+        "four shuffles add up 16 lanes, but a warp has 32": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
         "the score is not divided by 8, the root of 64": Edit("score * float32(0.125)", "score"),
     },
 )

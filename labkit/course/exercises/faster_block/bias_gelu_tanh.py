@@ -6,8 +6,8 @@ $v = x_{r,c} + \text{bias}_c$:
 
 $$\text{out}_{r,c} = \frac{v}{2} \left(1 + \tanh\left(\sqrt{2/\pi}\,(v + 0.044715\,v^3)\right)\right)$$
 
-Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are there, in float32, and `math.tanh`
-works in a kernel. Mind large values, if you write it with exponentials: `exp(90)` is infinite in float32, and
+Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are given, in float32, and `math.tanh` works
+in a kernel. Watch out for large values if you write it with exponentials: `exp(90)` is infinite in float32, and
 infinity over infinity is NaN.
 """
 
@@ -65,14 +65,14 @@ EXERCISE = KernelExercise(
         "the bias is added after GELU":
             Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
                  "CUBIC * v * v * v)))", "CUBIC * v * v * v))) + bias[col]"),
-        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
-        "the small term holds the square in place of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
+        "the bias is indexed by row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
+        "the small term has the square instead of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
         "the small term is missing": Edit("(v + CUBIC * v * v * v)", "v"),
         "the root belongs to both terms: ROOT * (v + ...)": Edit("(v + CUBIC * v * v * v)", "v + CUBIC * v * v * v"),
         "the half is missing": Edit("float32(0.5) * v", "v"),
         "the grid's x runs along the columns: `col` comes first":
             Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
-        "the quotient of two exponentials, which are infinite for large numbers":
+        "the quotient of two exponentials, which are infinite for large values":
             Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))",
                  "power = math.exp(float32(2.0) * ROOT * (v + CUBIC * v * v * v))\n"
                  "out[row, col] = v * (power / (power + float32(1.0)))"),
@@ -81,8 +81,8 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-This one goes into the model, between the two layers of the MLP. In the next cell a block runs with your kernel, and
-each step is compared with NumPy in float64. There `out` may be `x`. Is your kernel right when it overwrites its input?
+This one goes into the model, between the two layers of the MLP. The next cell runs a block with your kernel, and
+compares each step with NumPy in float64. There `out` may be `x`. Is your kernel right when it overwrites its input?
 
 # %%
 yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))

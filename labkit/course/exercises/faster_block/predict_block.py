@@ -3,16 +3,16 @@
 GPT-2 small in float32: a width of 768, an inner width of 3,072. First ten launches, a kernel for each step. Then GELU
 moves into the epilogue of the product before it, and so do both additions. Work out on paper, for 1,024 tokens:
 
-- `launches`: how many launches fewer is that?
+- `launches`: how many fewer launches is that?
 - `gelu_bytes`: how many bytes did the separate kernel for GELU move?
-- `residual_bytes`: how many bytes fewer do the two additions move? The separate kernel reads two matrices and writes
-  one; think which of these the epilogue still has to touch.
-- `buffer_bytes`: the design in CUDA C++ allocates eight arrays in each call: six with 768 columns, one with 2,304, one
-  with 3,072, and a row for each token. How many bytes?
+- `residual_bytes`: how many fewer bytes do the two additions move? The separate kernel reads two matrices and writes
+  one; which of these does the epilogue still have to touch?
+- `buffer_bytes`: the design in CUDA C++ allocates eight arrays in each call, with one row per token: six with 768
+  columns, one with 2,304, one with 3,072. How many bytes?
 
 And for a single token, fused:
 
-- `weights_percent`: how many percent of all bytes that the block moves are its weights? Round to a whole number.
+- `weights_percent`: what percentage of all bytes that the block moves are its weights? Round to a whole number.
 """
 
 HINTS = ("A float32 has four bytes. A separate kernel for GELU reads a matrix and writes one: how large?",
@@ -64,15 +64,15 @@ EXERCISE = PredictionExercise(
          "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 elements "
                            "twice; the residual itself is read either way",
          "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 elements per token",
-         "weights_percent": "28.4 MB of weights, and some 80 KB besides; a whole number of percent"},
-    wrong={"counts the reading only, and not the writing": {
+         "weights_percent": "28.4 MB of weights, and some 80 KB besides; round to a whole percentage"},
+    wrong={"counts only the reading, not the writing": {
                "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
            "counts one addition; there are two": {
                "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
-           "counts what is left, seven, and not what is gone": {"launches": 7},
-           "takes the residual itself for saved: it has to be read either way": {
+           "counts what is left, seven, not what is gone": {"launches": 7},
+           "counts the residual itself as saved: it has to be read either way": {
                "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
            "counts elements, not bytes": {
@@ -81,7 +81,7 @@ EXERCISE = PredictionExercise(
 )
 
 AFTER = """
-The last number shows which bytes a GPT-2 moves while it writes text one token at a time: nearly all are its weights.
-No token can be faster than those. That is one reason why the weights of language models are stored in fewer and
-fewer bits.
+The last number shows which bytes a GPT-2 moves while it writes text one token at a time: nearly all are its weights. No
+token can take less time than reading them. That is one reason why the weights of language models are stored in fewer
+and fewer bits.
 """

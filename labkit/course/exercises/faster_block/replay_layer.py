@@ -4,13 +4,13 @@ r"""From a blank page: one graph, many inputs
 GELU, $\text{out}_n = \text{gelu}(\text{batches}_n \cdot \text{weights} + \text{bias})$, and `out` has the shape
 (N, S, I). Everything is on the device.
 
-Write `replay_layer(batches, weights, bias, out)`, a function of the host. It captures one graph, whose only launch is
-`fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. It should also serve inputs
-that do not exist yet when it is captured, so it must not hold all N launches.
+Write `replay_layer(batches, weights, bias, out)`, a host function. It captures one graph, whose only launch is
+`fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. The graph should also work for
+inputs that do not exist yet when it is captured, so it must not hold all N launches.
 
 `graphs.capture(work)` calls `work(stream)` and returns the graph, and `graph.launch()` replays it.
 `cuda.device_array(shape, np.float32)` allocates, `batches[n]` is a part of an array, and `a.copy_to_device(b)` copies
-the array `b` of the device into `a`. Copies belong outside the graph.
+the device array `b` into `a`. Copies belong outside the graph.
 """
 
 HINTS = ("A graph holds the addresses that were passed when it was captured. So which arrays must fused_tiled be "
@@ -57,12 +57,12 @@ def _layer_tolerance(batches, weights, bias):
     return 1e-5 * (np.abs(batches) @ np.abs(weights) + np.abs(bias))
 
 
-@asks("One graph is captured, with one launch in it, and replayed once for each input.")
+@asks("One graph is captured, with one launch in it, and replayed once per input.")
 def _one_graph_replayed(run) -> str | None:
     inputs = run.size["N"]
     if run.captures != 1 or run.replays != inputs:
-        return (f"For {inputs} inputs {run.captures} graphs were captured, and there were {run.replays} replays. Asked "
-                f"for is one graph, which is captured once and replayed for each input: {inputs} times.")
+        return (f"For {inputs} inputs {run.captures} graphs were captured, and there were {run.replays} replays. "
+                f"Capture one graph, once, and replay it for each input: {inputs} times.")
     return on_the_device(run)
 
 
@@ -135,5 +135,5 @@ EXERCISE = FunctionExercise(
 
 AFTER = """
 `capture` ran the layer once before there was an input in `x`, to compile its kernel. Why does that do no harm here,
-and why did it in the exercise `run_steps` of lesson 13?
+when it did in the exercise `run_steps` of lesson 13?
 """

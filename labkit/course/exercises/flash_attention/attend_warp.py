@@ -14,7 +14,7 @@ Write `attend_warp(queries, keys, values, out)` from the decorator down.
 HINTS = ("What does a lane know of a score after it has multiplied its two columns, and how do all 32 lanes get the "
          "whole score?",
          "For each key: two products, five shuffles with xor, divided by 8. Then the three lines of weighted_values: "
-         "the new row_max, the factor and the weight, and the sums, of which a lane has two weighted ones.",
+         "the new row_max, the factor and the weight, and the sums; a lane has two weighted sums.",
          "Start with row_max = float32(-math.inf) and all sums 0; in the loop row_sum = row_sum * factor + weight and "
          "acc_left = acc_left * factor + weight * values[j, lane], the same for the right; after it, divide by row_sum "
          "and store at lane and lane + 32.")
@@ -109,14 +109,14 @@ def _attend_tolerance(queries, keys, values):
 ATTENDED = {"Q": 2, "N": 5}
 
 
-@asks("For a query, each key and each value is loaded once, and so is the query.")
+@asks("Per query, each key and each value is loaded once, and so is the query.")
 def _keys_read_once(report) -> str | None:
     least = ATTENDED["Q"] * (64 + 2 * ATTENDED["N"] * 64)
     loads = report.counts["global_loads"]
     if loads <= least:
         return None
-    return (f"For {ATTENDED['Q']} queries and {ATTENDED['N']} keys it loads {loads:,} numbers; {least:,} suffice: each "
-            f"query once, and for each query each key and each value once. Keep the query in registers, and correct "
+    return (f"For {ATTENDED['Q']} queries and {ATTENDED['N']} keys it loads {loads:,} elements; {least:,} are enough: "
+            f"each query once, and per query each key and each value once. Keep the query in registers, and correct "
             f"the sums when a larger score comes.")
 
 
@@ -135,14 +135,14 @@ EXERCISE = KernelExercise(
             Reach("all keys are equal", lambda rng, queries, keys, values: (queries, 0 * keys + keys[:1], values)),
             *of((0, 1), ZEROS), *of(2, HUGE_AND_TINY)),
     wrong={
-        "`row_sum` is corrected and the weighted values are not":
+        "`row_sum` is corrected, but the weighted values are not":
             Edit("acc_left * factor", "acc_left", "acc_right * factor", "acc_right"),
-        "`row_max` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
+        "`row_max` starts at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
         "`shfl_down_sync`: only lane 0 has the whole score": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
         "the scores are not divided by 8, the root of 64": Edit("score *= float32(0.125)", ""),
         "the division by the sum of the exponentials is missing":
             Edit("acc_left / row_sum, acc_right / row_sum", "acc_left, acc_right"),
-        "a lane takes its own two products for the whole score":
+        "a lane treats its own two products as the whole score":
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)",
                  ""),

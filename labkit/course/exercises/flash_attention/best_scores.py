@@ -1,16 +1,16 @@
 """Tiles above the diagonal
 
 A block has 32 threads, one for each of 32 queries of 8 elements. The keys come in tiles of 32 through shared memory.
-Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: query t sees
-the keys 0 to t. The result is right. But every block goes through all tiles, also through those from which none of its
-queries sees a key. Skip these.
+Each thread looks for the largest score, an unscaled `q . k`, among the keys that its query sees: query t sees the keys
+0 to t. The result is right. But every block goes through all tiles, even those in which none of its queries sees a key.
+Skip those.
 
 Every thread of a block must reach both barriers in every round.
 """
 
-HINTS = ("Block 1 has the queries 32 to 63. Which is the last key that any of them sees, and in which tile is it?",
-         "The loop may end after the tile with the block's own tokens. Its end depends on the number of the block "
-         "alone, so that all threads of a block agree on it.",
+HINTS = ("Block 1 has the queries 32 to 63. What is the last key that any of them sees, and in which tile is it?",
+         "The loop may end after the tile with the block's own tokens. Its end depends only on the block's "
+         "index, so that all threads of a block agree on it.",
          "for first in range(0, min(cuda.blockIdx.x * 32 + ..., tokens), 32)")
 POINTS = 2
 NEEDS = ("query_scores",)
@@ -123,8 +123,8 @@ def _best_tolerance(queries, keys):
 OBSERVED_TOKENS = 96
 
 
-@asks("The keys go through shared memory: one thread of a block loads each number, and only of tiles of which some "
-      "query sees a key.")
+@asks("The keys go through shared memory: each element is loaded by one thread of a block, and only from tiles in "
+      "which some query sees a key.")
 def _tiles_needed(report) -> str | None:
     """One tile for the first block, two for the second, three for the third: so many are stored, and no key is loaded
     by more than one thread of a block."""
@@ -135,17 +135,17 @@ def _tiles_needed(report) -> str | None:
     keys = list(report.arrays)[1]
     loaded = sum("load" in kinds for kinds in report.touched.get((keys, "global"), {}).values())
     if loaded > needed:
-        return (f"Threads load {loaded:,} numbers of `{keys}` from global memory, and {needed:,} are enough: one "
-                "thread of a block loads each, into shared memory, and all 32 queries take it from there.")
+        return (f"Threads load {loaded:,} elements of `{keys}` from global memory, and {needed:,} are enough: one "
+                "thread of a block loads each into shared memory, and all 32 queries read it from there.")
     places = elements_of_warps(report, "store", "shared").values()
     different = len(set().union(*(elements for lanes in places for elements in lanes.values())))
     if different < TILE * WIDE:
-        return (f"{different:,} numbers are stored in shared memory at the same time, and a tile of keys has "
+        return (f"{different:,} elements are stored in shared memory at the same time, and a tile of keys has "
                 f"{TILE * WIDE:,}: stage all of it there.")
     if stored <= needed:
         return None
-    return (f"For {OBSERVED_TOKENS} tokens it puts {stored:,} numbers into shared memory, and of {needed:,} some query "
-            f"sees the key. Let the loop over the tiles end after the one on the diagonal.")
+    return (f"For {OBSERVED_TOKENS} tokens it puts {stored:,} elements into shared memory, and {needed:,} are enough. "
+            f"Let the loop over the tiles end after the one on the diagonal.")
 
 
 EXERCISE = KernelExercise(
@@ -162,17 +162,17 @@ EXERCISE = KernelExercise(
             Reach("all scores are far below 0",
                   lambda rng, queries, keys: (-np.abs(queries) - 100, np.abs(keys) + 100))),
     wrong={
-        "tiles above the diagonal are loaded, too, and all of their scores hidden":
+        "tiles above the diagonal are loaded, too, and all of their scores masked":
             Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "tokens"),
         "the loop ends before the tile on the diagonal":
             Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "cuda.blockIdx.x * 32"),
-        "in the tile on the diagonal nothing is hidden":
+        "in the tile on the diagonal nothing is masked":
             Edit("if first + j <= t and t < tokens:", "if first + j < tokens and t < tokens:"),
         "a query does not see its own key":
             Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
-        "threads without a query stay away from the barriers": best_barrier_for_some,
-        "no tiles: every thread walks through the keys in global memory": best_without_tiles,
-        "the search begins at 0, and all scores may be less": Edit("(-math.inf)", "(0.0)"),
+        "threads without a query skip the barriers": best_barrier_for_some,
+        "no tiles: every thread goes through the keys in global memory": best_without_tiles,
+        "the search starts at 0, but all scores may be less": Edit("(-math.inf)", "(0.0)"),
     },
 )
 

@@ -5,16 +5,16 @@ lesson 24 keeps a head's whole matrix. Flash attention has blocks of 64 queries 
 """
 
 HINTS = ("How many groups of 64 queries do 500 make, and does the last group need a block as well?",
-         "Eight groups. Each head needs eight blocks, and block number b of a head needs the tiles 0 to b under a "
-         "causal mask. Without a mask each block goes through all keys once.",
+         "Eight groups. Each head needs eight blocks, and under a causal mask block b of a head needs tiles 0 to b. "
+         "Without a mask each block goes through all keys once.",
          "4 * 500; 4 * 500 * 500 / 1000; 12 * 8; 1 + 2 + ... + 8; 500 / 8.")
 POINTS = 2
 
 # %%
 row_bytes = None  # bytes of shared memory that a block of the three-pass kernel needs for its scores
-matrix_kb = None  # that a head's whole matrix of scores needs, in KB of 1,000 bytes
-blocks = None  # that flash attention launches
-tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, all together
+matrix_kb = None  # KB, of 1,000 bytes, that a head's whole matrix of scores needs
+blocks = None  # blocks that flash attention launches
+tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, in total
 fewer = None  # how many times fewer keys and values flash attention loads than one query per block, without a mask
 ### BEGIN SOLUTION
 row_bytes = 4 * 500
@@ -41,9 +41,9 @@ def _rooms():
 EXERCISE = PredictionExercise(
     name="predict_rooms",
     truth=_rooms,
-    how={"row_bytes": "one float32 for each key, and there are as many keys as tokens",
+    how={"row_bytes": "one float32 per key, and there are as many keys as tokens",
          "matrix_kb": "a row of scores for each of the 500 queries; a KB has 1,000 bytes here",
-         "blocks": "500 queries in groups of 64, the last of them not full; and each head needs them all",
+         "blocks": "500 queries in groups of 64, the last of them not full; and each head needs all of these groups",
          "tiles_causal": "the first group of queries needs one tile of keys, the second two, and so on",
          "fewer": "every block goes through all keys and values once: how many blocks does a head have before, how "
                   "many after?"},

@@ -1,14 +1,15 @@
 """Find the bug: corrected, but not all of it
 
-The end of attention, when the scores are there: a row of `out` is the average of all values, weighted by the softmax of
-a row of scores. One thread computes one element of `out` and goes through the row once, with three variables,
-`row_max`, `row_sum` and `acc`. For rows that begin with their largest score the result is right, otherwise not.
+The last step of attention, with the scores already computed: a row of `out` is the average of all values, weighted by
+the softmax of a row of scores. One thread computes one element of `out` and goes through the row once, with three
+variables, `row_max`, `row_sum` and `acc`. For rows that begin with their largest score the result is right; for others
+it is not.
 """
 
 HINTS = ("Take the scores [0, 5]. What are row_sum and acc after the second of them, and against which maximum is each "
          "of their terms measured?",
          "row_sum and acc are both sums of exponentials measured against row_max. When row_max changes, both have to "
-         "be measured anew.",
+         "be corrected.",
          "acc = acc * math.exp(row_max - new) + weight * values[j, i]")
 POINTS = 2
 
@@ -95,16 +96,16 @@ EXERCISE = KernelExercise(
     tolerance=_average_tolerance,
     domain=(*of(0, *EXPONENTIALS, ZEROS), *of(1, HUGE_AND_TINY)),
     wrong={
-        "`row_sum` is corrected and `acc` is not, or with a factor taken after `row_max` has moved, which is 1":
+        "`row_sum` is corrected but `acc` is not, or only by a factor of 1, computed after `row_max` has changed":
             Edit("acc = acc * factor", "acc = acc"),
-        "`acc` is corrected and `row_sum` is not": Edit("row_sum = row_sum * factor", "row_sum = row_sum"),
-        "what is new is multiplied by the factor, too":
+        "`acc` is corrected but `row_sum` is not": Edit("row_sum = row_sum * factor", "row_sum = row_sum"),
+        "the new term is multiplied by the factor, too":
             Edit("row_sum * factor + weight", "(row_sum + weight) * factor",
                  "acc * factor + weight * values[j, i]", "(acc + weight * values[j, i]) * factor"),
         "`row_max` never becomes `new`": Edit("row_max = new", ""),
         "the factor is exp(row_max - new), never more than 1; this is its inverse":
             Edit("math.exp(row_max - new)", "math.exp(new - row_max)"),
-        "the first score in place of the largest: exponentials of far larger ones are infinite":
+        "the first score instead of the largest: exponentials of far larger ones are infinite":
             Edit("new = max(row_max, scores[row, j])", "new = row_max"),
         "the division by `row_sum` is missing": Edit("acc / row_sum", "acc"),
         "nothing is subtracted, and exp of a large score is infinite": average_unshifted,
@@ -112,5 +113,5 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-Why did it not show where the largest score comes first?
+Why does the bug not show when the largest score comes first?
 """

@@ -1,15 +1,15 @@
 """From a blank page: a residual and a norm
 
-`out = rmsnorm(x + residual)`, with the RMSNorm of lesson 21's exercises, its blocks of 32 × 4 threads and its epsilon
-of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The sums stay in registers: `kept =
-cuda.local.array(4, float32)`.
+`out = rmsnorm(x + residual)`, with the RMSNorm from lesson 21's exercises, its blocks of 32 × 4 threads and its epsilon
+of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The sums stay in registers:
+`kept = cuda.local.array(4, float32)`.
 
 Write `add_rmsnorm(x, residual, weight, out)` from the decorator down.
 """
 
-HINTS = ("In rmsnorm_warp the second loop reads x again. What would a lane have to remember so that it need not?",
+HINTS = ("In rmsnorm_warp the second loop reads x again. What would a lane have to keep to avoid that?",
          "A lane has the columns lane, lane + 32, lane + 64 and lane + 96. Keep the sum x + residual of each in "
-         "kept[0] to kept[3], a zero where there is no column, and add up the squares of those.",
+         "kept[0] to kept[3], with a zero where there is no column, and add up their squares.",
          "for k in range(4): col = lane + 32 * k; kept[k] = x[row, col] + residual[row, col] if col < x.shape[1] else "
          "float32(0.0); squares += kept[k] * kept[k]. Then the shuffles, and a second loop over k that stores.")
 POINTS = 4
@@ -124,7 +124,7 @@ EXERCISE = KernelExercise(
     domain=(*of(0, EQUAL, ONE_FAR_BELOW), *of((0, 1), ZEROS, ONE_FAR_ABOVE, HUGE_AND_TINY)),
     wrong={
         "`x` and the residual are read twice": add_rmsnorm_reads_twice,
-        "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,
+        "the sums are kept in `out`, in global memory, and read back": add_rmsnorm_through_out,
         "the squares are those of `x`, without the residual":
             Edit("squares += kept[k] * kept[k]",
                  "if col < x.shape[1]:\n"

@@ -8,7 +8,7 @@ This is the exact form. `math.erf` works in a kernel, and `ROOT_HALF` is one ove
 are 32 × 8, with the grid's x along the columns.
 """
 
-HINTS = ("How often does v occur in the formula, and what does that say about where to add the bias?",
+HINTS = ("How often does v occur in the formula, and what does that tell you about where to add the bias?",
          "Compute v once, in a variable: x[row, col] + bias[col]. Then the formula, with every constant a float32.",
          "out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF)), inside a guard for both "
          "axes.")
@@ -54,13 +54,13 @@ EXERCISE = KernelExercise(
         "the bias is added after GELU":
             Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
                  "(float32(1.0) + math.erf(v * ROOT_HALF))", "(float32(1.0) + math.erf(v * ROOT_HALF)) + bias[col]"),
-        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
+        "the bias is indexed by row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
         "the tanh form: close, but not the exact one":
             Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))",
                  "inner = float32(0.7978845608) * (v + float32(0.044715) * v * v * v)\n"
                  "out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(inner))"),
         "the argument of erf is not divided by the root of 2": Edit("v * ROOT_HALF", "v"),
-        "the factor in front lacks the bias": Edit("float32(0.5) * v", "float32(0.5) * x[row, col]"),
+        "the bias is missing from the factor in front": Edit("float32(0.5) * v", "float32(0.5) * x[row, col]"),
         "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
     },
 )

@@ -16,13 +16,13 @@ How many bytes per element of `out` does each of these programs move to and from
 
 And if the kernels run at the speed of memory:
 
-- `times_faster`: how many times as fast as `separate` is `one`? Two digits behind the point are enough.
+- `times_faster`: how many times as fast as `separate` is `one`? Two decimals are enough.
 """
 
 HINTS = ("For each kernel, list the arrays of n elements that it reads, then those that it writes.",
          "The first kernel reads x and writes biased; the second reads biased and writes active; the third reads two "
          "arrays and writes one. Each array is four bytes per element.",
-         "separate: 2 + 2 + 3 arrays. In a fused kernel only the arrays remain that come from outside or go outside.")
+         "separate: 2 + 2 + 3 arrays. A fused kernel touches only the arrays that come from outside or go outside.")
 POINTS = 2
 
 # %%
@@ -61,17 +61,17 @@ def _moved() -> dict[str, float]:
 EXERCISE = PredictionExercise(
     name="predict_fused",
     truth=_moved,
-    how={"separate": "the kernels touch 2, 2 and 3 arrays of n elements, four bytes per element each",
+    how={"separate": "the kernels touch 2, 2 and 3 arrays of n elements, at four bytes per element",
          "bias_gelu": "biased is neither written nor read: 2 arrays, then 3",
          "one": "x and the residual are read, out is written",
          "one_kept": "as one, with one more array written",
-         "times_faster": "at the speed of memory, times are to each other as bytes are"},
-    wrong={"counts the reads only": {"separate": 16, "bias_gelu": 12, "one": 8, "one_kept": 8, "times_faster": 2},
+         "times_faster": "at the speed of memory, the ratio of the times is the ratio of the bytes"},
+    wrong={"counts only the reads": {"separate": 16, "bias_gelu": 12, "one": 8, "one_kept": 8, "times_faster": 2},
            "counts elements, not bytes": {"separate": 7, "bias_gelu": 5, "one": 3, "one_kept": 4},
-           "what a fused kernel keeps in registers is still written once": {"bias_gelu": 24, "one": 20, "one_kept": 20,
-                                                                            "times_faster": 1.4},
+           "counts what a fused kernel keeps in registers as written": {"bias_gelu": 24, "one": 20, "one_kept": 20,
+                                                                        "times_faster": 1.4},
            "forgets that the residual has to be read in any case": {"one": 8, "one_kept": 12, "times_faster": 3.5},
-           "takes the kept array for free: it is in a register anyway": {"one_kept": 12}},
+           "counts the kept array as free, since it is in a register anyway": {"one_kept": 12}},
 )
 
 AFTER = """

@@ -11,8 +11,8 @@ One flat buffer holds a block's twelve parameters, one after the other, in this 
 | mlp.c_fc.weight, mlp.c_fc.bias | (C, I), (I,) |
 | mlp.c_proj.weight, mlp.c_proj.bias | (I, C), (C,) |
 
-C is `width`, I is `inner`. Return a list of 13 offsets: where each parameter begins, and last where the buffer ends.
-For GPT-2 small the first are 0, 768, 1,536, and the last is 7,087,872. Do it for any width.
+C is `width`, I is `inner`. Return a list of 13 offsets: where each parameter begins, and finally where the buffer ends.
+For GPT-2 small the first are 0, 768 and 1,536, and the last is 7,087,872. Your function should work for any width.
 """
 
 HINTS = ("How many elements does each parameter hold? List the twelve sizes first, in the order of the table.",
@@ -56,11 +56,11 @@ EXERCISE = FunctionExercise(
            "the biases of the four linear layers are left out":
                Edit("3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]",
                     "0, C * C, 0, C, C, C * inner, 0, inner * C, 0]"),
-           "each linear layer's bias is laid before its weights":
+           "each linear layer's bias comes before its weights":
                Edit("[C, C, C * 3 * C, 3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]",
                     "[C, C, 3 * C, C * 3 * C, C, C * C, C, C, inner, C * inner, C, inner * C]"),
            "these are the ends of the parameters, not their beginnings":
                Edit("return offsets", "return offsets[1:] + offsets[-1:]"),
-           "mlp.c_fc.bias has an element for each of the inner columns":
+           "mlp.c_fc.bias has one element per inner column":
                Edit("C * inner, inner, inner", "C * inner, C, inner")},
 )

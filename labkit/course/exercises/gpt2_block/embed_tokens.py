@@ -1,16 +1,16 @@
 r"""From a blank page: tokens become rows
 
-The first kernel of GPT-2. A token is an index, `ids[t]`, into the rows of a table. Its position in the text matters,
-too, and so the row of that position is added:
+This is the first kernel of GPT-2. A token is an index, `ids[t]`, into the rows of a table. Its position in the text
+matters, too, so the row of that position is added:
 
 $$\text{out}_{t,c} = \text{tokens}_{\text{ids}_t,\,c} + \text{positions}_{s + t,\,c}$$
 
-$s$ is how many tokens came before, in an earlier call. It is in device memory, as `start[0]`, so that a graph can be
-replayed for the next token. `ids` and `start` hold int32, everything else float32.
+$s$ is the number of tokens that came before, in earlier calls. It is in device memory, as `start[0]`, so that a graph
+can be replayed for the next token. `ids` and `start` hold int32, everything else float32.
 
-Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. There is a block of 128 threads per
-token; a row has any number of columns. For example, with `ids = [7, 3]` and `start = [10]`, row 1 of `out` is row 3 of
-`tokens` plus row 11 of `positions`.
+Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. There is one block of 128 threads per
+token; a row may have any number of columns. For example, with `ids = [7, 3]` and `start = [10]`, row 1 of `out` is row
+3 of `tokens` plus row 11 of `positions`.
 """
 
 HINTS = ("Which block writes row t? And which columns does thread 5 of its 128 threads have, if a row has 300?",
@@ -62,19 +62,19 @@ EXERCISE = KernelExercise(
             Reach("all tokens are the first of the table", lambda rng, ids, *others: (0 * ids, *others)),
             Reach("all tokens are the last of the table",
                   lambda rng, ids, tokens, *others: (0 * ids + np.int32(len(tokens) - 1), tokens, *others)),
-            Reach("the table of positions goes on behind the last token",
+            Reach("the table of positions extends past the last token",
                   lambda rng, ids, tokens, positions, start: (ids, tokens, positions, start // 2),
                   {"T": 3, "C": 5, "before": 4})),
     wrong={
         "positions count from 0: those before `start[0]` are tokens of an earlier call": Edit("start[0] + t", "t"),
-        "the row of `tokens` is taken at the place, not at the id": Edit("ids[t], col", "t % tokens.shape[0], col"),
+        "the row of `tokens` is chosen by position, not by id": Edit("ids[t], col", "t % tokens.shape[0], col"),
         "the position is never added": Edit("[ids[t], col] + positions[start[0] + t, col]", "[ids[t], col]"),
         "every token gets the position of the first one": Edit("[0] + t, col", "[0], col"),
-        "one element a thread: rows longer than 128 are left unfinished":
+        "one element per thread: rows longer than 128 are left unfinished":
             Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
                  "col = cuda.threadIdx.x\n"
                  "if col < out.shape[1]:"),
-        "no guard: the last round of a row goes on beyond it":
+        "no guard: the last round of a row goes beyond its end":
             Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
                  "for first in range(0, out.shape[1], 128):\n"
                  "    col = first + cuda.threadIdx.x"),
@@ -84,8 +84,8 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-And into a model: a small GPT-2 that comes with the course, and that lesson 29 makes write. Your kernel computes its
-rows, and all activations are compared.
+Now put it into a model: a small GPT-2 that comes with the course, and that writes text in lesson 29. Your kernel
+computes its rows, and all activations are compared.
 
 # %%
 from labkit.models.load import load

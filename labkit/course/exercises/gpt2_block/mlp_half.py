@@ -1,16 +1,15 @@
 r"""Find the bug: the order of things
 
 The second half of GPT-2's block, as three launches: $\text{out} = x + \text{mlp}(\text{layernorm}(x))$. The launcher
-below computes something plausible that could even be trained. It is not GPT-2.
+below computes something plausible that could even be trained. But it is not GPT-2.
 
-This is a function of the host, not a kernel: it allocates what it needs, and calls launchers of the course.
-`fused_tiled(x, weights, bias, out, gelu=True)` is a linear layer with GELU behind it, `residual=r` adds `r` at the
-end.
+This is a host function, not a kernel: it allocates what it needs, and calls launchers of the course.
+`fused_tiled(x, weights, bias, out, gelu=True)` is a linear layer followed by GELU; `residual=r` adds `r` at the end.
 """
 
 HINTS = ("Follow x through the formula from the inside out. What happens to it first?",
-         "The norm has to come before the first product, and needs an array for its result. What the second product "
-         "adds is x as it came, not the normalised row.",
+         "The norm has to come before the first product, and needs an array for its result. The residual of the second "
+         "product is x itself, not the normalised row.",
          "layernorm(x, weight, bias, normed), then fused_tiled(normed, w_fc, b_fc, hidden, gelu=True), then "
          "fused_tiled(hidden, w_proj, b_proj, out, residual=x).")
 POINTS = 2
@@ -93,8 +92,8 @@ EXERCISE = FunctionExercise(
     wrong={"LayerNorm comes last, over the sum: that is Post-LN": mlp_normed_last,
            "what is added at the end is the normalised row, not the row itself": Edit("residual=x", "residual=normed"),
            "the row itself is never added": Edit(", residual=x", ""),
-           "LayerNorm is computed and not used": Edit("fused_tiled(normed, w_fc", "fused_tiled(x, w_fc"),
-           "GELU stands behind the second product: it belongs between the two":
+           "LayerNorm is computed but not used": Edit("fused_tiled(normed, w_fc", "fused_tiled(x, w_fc"),
+           "GELU comes after the second product: it belongs between the two":
                Edit("hidden, gelu=True)", "hidden)", "residual=x", "gelu=True, residual=x"),
            "NumPy computes it all, on the host": mlp_on_the_host},
 )

@@ -1,10 +1,10 @@
 """Predict: a wider block
 
-GPT-2 medium is 1,024 wide, and 4,096 between the two layers of its MLP. Work out on paper:
+GPT-2 medium is 1,024 wide, or 4,096 between the two layers of its MLP. Work out on paper:
 
 - `numbers`: how many elements does the flat buffer of one of its blocks hold?
-- `token_flops`: how many flops do the four linear layers cost for one token? Count a multiplication and an addition
-  for each element of the four matrices, and nothing for the biases.
+- `token_flops`: how many flops do the four linear layers cost for one token? Count a multiplication and an addition per
+  element of the four matrices, and nothing for the biases.
 - `tokens_equal`: a GPU reads 300 GB/s and computes 30 TFLOP/s in float32. At how many tokens do the flops of the four
   matrices take as long as reading them? Count nothing else.
 
@@ -14,8 +14,8 @@ kernel, which is launched wherever it is needed.
 - `wrong_steps`: the kernel of the addition is wrong, and all others are right. How many of the ten outputs are wrong?
 """
 
-HINTS = ("How many elements does each of the four matrices have? The other eight parameters are 13 rows of 1,024 "
-         "together. And how often does a token use each element of a matrix?",
+HINTS = ("How many elements does each of the four matrices have? The other eight parameters are 13 rows of 1,024 in "
+         "total. And how often does a token use each element of a matrix?",
          "A token multiplies with each element of the four matrices once and adds the product: two flops. So S tokens "
          "cost 2 * matrices * S flops, and the matrices have 4 * matrices bytes. What is left of `matrices` when you "
          "set the two times equal?",
@@ -56,10 +56,10 @@ def _wider() -> dict:
 EXERCISE = PredictionExercise(
     name="predict_wider",
     truth=_wider,
-    how={"numbers": "the matrices have 3 + 1 + 4 + 4 times 1,024 x 1,024 numbers, the other parameters 13 times 1,024",
-         "token_flops": "a multiplication and an addition for each element of the four matrices",
-         "tokens_equal": "S tokens are 2 flops times S for each number, and a number has 4 bytes: S is twice the flops "
-                         "over the bytes a second, whatever the width",
+    how={"numbers": "the matrices have 3 + 1 + 4 + 4 times 1,024 x 1,024 elements, the other parameters 13 times 1,024",
+         "token_flops": "a multiplication and an addition per element of the four matrices",
+         "tokens_equal": "S tokens cost 2 * S flops per element, and an element has 4 bytes: S is twice the flops per "
+                         "second over the bytes per second, whatever the width",
          "wrong_steps": "the addition is launched twice; from its first launch on every step is computed from a wrong "
                         "one: attn.added, ln_2, mlp.c_fc, mlp.gelu, mlp.c_proj, out"},
     wrong={"the biases and both LayerNorms are left out": {"numbers": 12 * 1024 * 1024},
@@ -75,5 +75,5 @@ EXERCISE = PredictionExercise(
 )
 
 AFTER = """
-The width does not occur in the third answer. It depends on the GPU alone, and on the bytes of an element.
+The width does not occur in the third answer. That depends only on the GPU, and on the bytes per element.
 """

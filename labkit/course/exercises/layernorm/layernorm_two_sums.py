@@ -1,12 +1,11 @@
 """Find the bug: two sums
 
-A LayerNorm with a block of 64 threads, two warps, for each row. Each warp adds up its part by shuffles, lane 0 stores
+A LayerNorm with one block per row, of 64 threads or two warps. Each warp adds up its part with shuffles, lane 0 stores
 the result in `partial`, and after the barrier every thread adds the two. Both sums use the same two elements. The
-results are right, at least here, and the kernel is wrong nevertheless.
+results are right, at least here, but the kernel is wrong nevertheless.
 """
 
-HINTS = ("Warp 0 is fast and warp 1 is slow. Which is the first element that warp 0 overwrites and that warp 1 has "
-         "yet to read?",
+HINTS = ("Suppose that warp 0 is fast and warp 1 slow. Which element can warp 0 overwrite before warp 1 has read it?",
          "Both sums use the same two elements. Between reading the first sum and storing the second, nothing keeps a "
          "fast warp from a slow one.",
          "A cuda.syncthreads() right after the line of the mean, at the level of the function; or a second shared "
@@ -106,9 +105,9 @@ EXERCISE = KernelExercise(
             Edit("cuda.syncthreads()\n"
                  "squares = float32(0.0)",
                  "squares = float32(0.0)"),
-        "the squares are those of the values, without the mean taken off":
+        "the squares are those of the values, and the mean is not subtracted":
             Edit("squares += (x[row, col] - mean) * (x[row, col] - mean)", "squares += x[row, col] * x[row, col]"),
-        "the new barrier stands inside an `if`, where one lane of a warp arrives":
+        "the new barrier is inside an `if` that one lane of each warp enters":
             Edit("cuda.syncthreads()\n"
                  "squares = float32(0.0)",
                  "squares = float32(0.0)",
@@ -120,7 +119,7 @@ EXERCISE = KernelExercise(
 
 EQUIVALENT = {
     "call: cuda.shfl_xor_sync(4294967295, squares, distance) -> cuda.shfl_down_sync(4294967295, squares, distance)":
-        "Lane 0 alone stores, and it gets the same from shfl_down as from shfl_xor; the other lanes' values are not "
+        "Only lane 0 stores, and it gets the same from shfl_down as from shfl_xor; the other lanes' values are not "
         "used.",
     "number: 32 -> 16 (3)": "After the butterfly all lanes of a warp hold the same sum; two of them store it.",
     "type: float32(columns) -> int32(columns) (2)":

@@ -9,17 +9,17 @@ registers does each lane need for its part of the row? And how many shuffles doe
 LayerNorm, the mean and the variance?
 """
 
-HINTS = ("If the first of 24 bits stands for 2 to the 24, what does the last one stand for?",
-         "2 to the 23 times less than the first. For the registers: how many lanes share a row? For the shuffles: what "
-         "are the five distances?",
+HINTS = ("If the first of 24 bits is worth 2 to the 24, what is the last one worth?",
+         "2**23 times less than the first. For the registers: how many lanes share a row? For the shuffles: what are "
+         "the five distances?",
          "2**24 / 2**23, 2**28 / 2**23, 1536 / 32, and five shuffles for each of two sums.")
 POINTS = 1
 
 # %%
-near_4096 = None  # the distance of neighbours near 4,096 squared
+near_4096 = None  # the distance between neighbours near 4,096 squared
 near_16384 = None
-registers = None  # for the row, in each lane
-shuffles = None  # by each lane
+registers = None  # per lane, for the row
+shuffles = None  # per lane
 ### BEGIN SOLUTION
 near_4096 = 2**24 // 2**23  # 2
 near_16384 = 2**28 // 2**23  # 32
@@ -46,17 +46,17 @@ EXERCISE = PredictionExercise(
     name="predict_variance",
     truth=_variance_truth,
     how={
-        "near_4096": "4,096 squared is 2 to the 24. A float32 has 24 bits, the first of which is worth that much.",
-        "near_16384": "16,384 squared is 2 to the 28, and the last of 24 bits is worth 2 to the 23 less.",
+        "near_4096": "4,096 squared is 2 to the 24. A float32 has 24 bits, and the first of them is worth that much.",
+        "near_16384": "16,384 squared is 2 to the 28, and the last of 24 bits is worth 2**23 times less.",
         "registers": "a warp has 32 lanes, and they share the row.",
-        "shuffles": "each sum over 32 lanes halves the distance until it is one. How many sums does LayerNorm need?",
+        "shuffles": "each sum over 32 lanes halves the distance until it is 1. How many sums does LayerNorm need?",
     },
     wrong={
         "the 24 bits are counted after the first one": {"near_4096": 1, "near_16384": 16},
         "this is the spacing near the mean, not near its square": {"near_4096": 0, "near_16384": 0},
-        "the registers of a quad are counted as one": {"registers": 12},
-        "the row is divided among 256 threads, and a warp has 32": {"registers": 6},
-        "one sum is counted, and there are two": {"shuffles": 5},
+        "the four registers of a quad are counted as one": {"registers": 12},
+        "the row is divided among 256 threads, but a warp has 32": {"registers": 6},
+        "one sum is counted, but there are two": {"shuffles": 5},
     },
 )
 

@@ -4,13 +4,13 @@ Llama and its relatives do not subtract a mean. They divide by the root of the m
 
 $$\text{out}_{r,c} = \frac{x_{r,c}}{\sqrt{\frac{1}{C} \sum_k x_{r,k}^2 + 10^{-5}}} \; w_c$$
 
-A block has 32 × 4 threads. Each of its four warps has one row: `threadIdx.x` is the lane, `threadIdx.y` says which of
-the four rows. A row may have any number of columns, so a lane has the columns `lane`, `lane + 32`, and so on. Every
-lane needs the sum of the whole row: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)` gives a lane the value of the
-lane whose index differs in that bit. `cuda.rsqrt` is one over the root.
+A block has 32 × 4 threads. Each of its four warps has one row: `threadIdx.x` is the lane, and `threadIdx.y` says which
+of the four rows. A row may have any number of columns, so a lane has the columns `lane`, `lane + 32`, and so on. Every
+lane needs the sum of the whole row: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)` gives a lane the value of lane
+`lane ^ distance`. `cuda.rsqrt` is one over the root.
 """
 
-HINTS = ("Which lanes hold a part of the sum after the first loop, and which ones need the whole of it for the second?",
+HINTS = ("Which lanes hold a part of the sum after the first loop, and which need all of it for the second?",
          "Three steps: each lane adds the squares of its columns; five shuffles with the distances 16, 8, 4, 2, 1 give "
          "every lane the sum of all; a second loop over the same columns stores.",
          "for distance in (16, 8, 4, 2, 1): squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance); then scale = "
@@ -120,7 +120,7 @@ EXERCISE = KernelExercise(
         "`shfl_down_sync`: only lane 0 has the sum of the row": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
         "the sum is divided by the 32 lanes, not by the columns": Edit("(x.shape[1])", "(32)"),
         "no epsilon under the root": Edit("(x.shape[1]) + float32(1e-5)", "(x.shape[1])"),
-        "one element a lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane,
+        "one element per lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane,
         "every lane adds up the whole row, and nothing is exchanged": rmsnorm_without_shuffles,
     },
 )

@@ -1,14 +1,14 @@
 """Predict: the banks of a padded tile
 
 The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. Each row of the tile is
-`pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. In how many
-steps does the warp get its column?
+`pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. How many steps
+does the warp need to read its column?
 """
 
-HINTS = ("For a pitch of 34, compute the bank of lanes 0, 1, 2, 3 and of lane 16. When does the first bank come "
+HINTS = ("For a pitch of 34, compute the bank of lanes 0, 1, 2, 3 and of lane 16. When does the first bank come up "
          "again?",
-         "Lane L is in bank (pitch * L + 5) % 32. The number of steps is the number of lanes that share a bank.",
-         "The steps are the greatest common divisor of the pitch and 32.")
+         "Lane L reads from bank (pitch * L + 5) % 32. The number of steps is the number of lanes that share a bank.",
+         "The number of steps is the greatest common divisor of the pitch and 32.")
 POINTS = 2
 
 # %%
@@ -51,12 +51,12 @@ def _steps(pitch: int) -> int:
 EXERCISE = PredictionExercise(
     name="predict_banks",
     truth=lambda: {f"pitch_{pitch}": _steps(pitch) for pitch in (32, 33, 34, 40, 47)},
-    how={f"pitch_{pitch}": f"lane L reads element {pitch} * L + 5; count how many lanes meet in one bank of 32, and "
-                           f"take the most crowded bank" for pitch in (32, 33, 34, 40, 47)},
+    how={f"pitch_{pitch}": f"lane L reads element {pitch} * L + 5; count how many lanes share a bank, and take the "
+                           f"most crowded one" for pitch in (32, 33, 34, 40, 47)},
     wrong={"counts the crowded banks, not the lanes in one": {"pitch_32": 1, "pitch_33": 32, "pitch_34": 16,
                                                              "pitch_40": 4, "pitch_47": 32},
-           "takes every padding for a cure": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 1, "pitch_40": 1,
+           "takes any padding to be a cure": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 1, "pitch_40": 1,
                                               "pitch_47": 1},
-           "takes the padding itself for the number of steps": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 2,
-                                                               "pitch_40": 8, "pitch_47": 15}},
+           "takes the padding itself to be the number of steps": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 2,
+                                                                  "pitch_40": 8, "pitch_47": 15}},
 )

@@ -18,7 +18,7 @@ of 32 × 32 of `a`, its x along the columns. So a thread moves four elements. As
 the rows of `a` and store along the rows of `out`, and the tile should have no bank conflicts.
 """
 
-HINTS = ("Begin with the padded transpose of the lesson. Which part of it does not change at all?",
+HINTS = ("Begin with the lesson's padded transpose. Which part of it does not change at all?",
          "Only where an element is stored changes. A warp stores row col0 + i of out, and its lane x holds the element "
          "that came from row row0 + x of a. Which column of out is that?",
          "out[col0 + i, a.shape[0] - 1 - (row0 + x)] = tile[x, i], with the guards col0 + i < a.shape[1] and row0 + x "
@@ -95,14 +95,14 @@ EXERCISE = KernelExercise(
             Edit("a.shape[0] - 1 - (row0 + x)] =", "row0 + x] ="),
         "a turn in the other direction":
             Edit("out[col0 + i, a.shape[0] - 1 - (row0 + x)]", "out[a.shape[1] - 1 - (col0 + i), row0 + x]"),
-        "each tile is turned in its place in the row of tiles":
+        "each tile is turned, but the order of the tiles is not reversed":
             Edit("a.shape[0] - 1 - (row0 + x)] =", "row0 + min(32, a.shape[0] - row0) - 1 - x] ="),
         "no barrier between writing the tile and reading it": Edit("cuda.syncthreads()", ""),
-        "the store has the guard of the load":
+        "the store uses the guard of the load":
             Edit("if col0 + i < a.shape[1] and row0 + x < a.shape[0]:",
                  "if row0 + i < a.shape[0] and col0 + x < a.shape[1]:"),
         "rows of 32 in the tile: bank conflicts":
             Edit("cuda.shared.array((32, 33), float32)", "cuda.shared.array((32, 32), float32)"),
-        "no shared memory: a warp writes down a column": turn_without_tile,
+        "no shared memory: a warp stores along a column": turn_without_tile,
     },
 )
