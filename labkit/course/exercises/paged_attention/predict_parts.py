@@ -46,7 +46,7 @@ def _parts_predicted() -> dict:
 
 
 def _parts(tokens: int) -> int:
-    """As find_parts of labkit.kernels.attention.paged_split counts them; tests compare the two."""
+    """As find_parts of labkit.kernels.attention.paged_merge counts them; tests compare the two."""
     pages = pages_for(tokens)
     share = max(8, 4 * math.ceil(math.ceil(pages / 16) / 4))
     return math.ceil(pages / share)
