@@ -150,7 +150,8 @@ timed = measure.recorded_ladder("softmax", gpu="NVIDIA H200")
 ms = {row.name.removeprefix("softmax_"): (row.graph or row.timing).p50 for row in timed.rows}
 table([(name, sum(passes(getattr(rows, f"softmax_{name}"))), 1000 * ms[name])
        for name in ("block_tree", "warp", "online")],
-      {"kernel": "", "passes": ".1f", "us": ".0f"}, "Passes requested, and the time they take", note=f"Times on {timed.where}.")
+      {"kernel": "", "passes": ".1f", "us": ".0f"}, "Passes requested, and the time they take",
+      note=f"Times on {timed.where}.")
 
 # %% [markdown]
 # A disappointment: {{ 1 - 1 / warp_over_online:.0% }} instead of a quarter. The loop of the online kernel loads one

@@ -43,7 +43,7 @@ EXERCISE = KernelExercise(
     tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
     domain=of((0, 1), *SUMMED),
     wrong={
-        "`v` is read at the row, and not at the column":
+        "`v` is indexed by the row, not by the column":
             Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[row]"),
         "every element adds the same `v[0]`":
             Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[0]"),

@@ -79,7 +79,7 @@ EXERCISE = KernelExercise(
         "the bias is added at every step of the loop":
             Edit("total = bias[col]", "total = float32(0.0)",
                  "total += a[row, k] * b[k, col]", "total += a[row, k] * b[k, col] + bias[col]"),
-        "the bias is read at the row": Edit("total = bias[col]", "total = bias[row]"),
+        "the bias is indexed by the row": Edit("total = bias[col]", "total = bias[row]"),
         "the bias is added after negative values have become 0":
             Edit("total = bias[col]", "total = float32(0.0)",
                  "max(total, float32(0.0))", "max(total, float32(0.0)) + bias[col]"),

@@ -47,7 +47,7 @@ EXERCISE = KernelExercise(
         "`a[k, row]`: it walks down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
         "`=` in place of `+=`: only the last product is left":
             Edit("total += a[row, k] * x[k]", "total = a[row, k] * x[k]"),
-        "`x` is read at the row": Edit("total += a[row, k] * x[k]", "total += a[row, k] * x[row]"),
+        "`x` is indexed by the row": Edit("total += a[row, k] * x[k]", "total += a[row, k] * x[row]"),
         "the last product is left out": Edit("for k in range(x.size):", "for k in range(x.size - 1):"),
         "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)":
             Edit("total = float32(0.0)",
