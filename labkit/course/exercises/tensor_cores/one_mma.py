@@ -10,7 +10,8 @@ at `float32(0.0)`. `ptx.pack_half2(x, y)` puts two float32 values into one regis
 half.
 """
 
-HINTS = ("Which row of a belongs to this lane's a0, and which two columns? Which of these are different for a1, a2 and a3?",
+HINTS = ("Which row of a belongs to this lane's a0, and which two columns? Which of these are different for a1, a2 and "
+         "a3?",
          "The two values in a register are neighbours along k: side by side in a, one above the other in b. a1 is 8 "
          "rows below a0, a2 is 8 columns to its right, a3 is both.",
          "a0 = ptx.pack_half2(float32(a[top + g, 2 * q]), float32(a[top + g, 2 * q + 1])); b0 = "

@@ -8,8 +8,8 @@ it is.
 
 HINTS = ("Element n of shared memory is in bank n % 32. In which banks are tile[0], tile[32], tile[64] and so on, "
          "which the lanes read for col = 0?",
-         "Let row r of the tile hold its 32 elements in a different order: element c at position c ^ r. For one r these "
-         "are still 32 different positions; for one c they are 32 different banks.",
+         "Let row r of the tile hold its 32 elements in a different order: element c at position c ^ r. For one r "
+         "these are still 32 different positions; for one c they are 32 different banks.",
          "Write tile[row * 32 + (lane ^ row)], and read tile[lane * 32 + (col ^ lane)]: there the lane is the row of "
          "the tile.")
 POINTS = 2
