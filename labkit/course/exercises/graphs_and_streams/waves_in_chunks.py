@@ -117,7 +117,7 @@ EXERCISE = FunctionExercise(
         "the copy back is made on the default stream": Edit("(out[part], stream)", "(out[part])"),
         "the copy to the device is made on the default stream": Edit("(x[part], stream)", "(x[part])"),
         "the blocks are rounded down": Edit("[-(-there.size // 128), 128", "[max(1, there.size // 128), 128"),
-        "the copy back is on a different stream from the kernel":
+        "the copy back is on another stream than the kernel":
             Edit("(out[part], stream)", "(out[part], streams[(chunk + 1) % 3])"),
         "the input is copied back, not the output": Edit("back.copy_to_host", "there.copy_to_host"),
     },
