@@ -305,7 +305,7 @@ counters("double_buffered", "async_copies", "warp_tiles", "reads_ahead",
 #
 # A multiply-add reads three registers, and the register file cannot always deliver all three in one clock: that is one
 # cause of a *dispatch stall*. A register that two neighbouring instructions both read is fetched once. The rung
-# *pipelined* only changes the order of the 64 products, so that each shares a factor with the one before it.
+# *pipelined* only changes the order of the 64 products, so that each shares a factor with the previous one.
 
 # %%
 pictures.product_order()
@@ -388,7 +388,7 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
 #
 # - Make a kernel with `make_matmul_register_blocked(6)` and predict its ceiling from the formula at the top. How many
 #   elements of a tile, 96 × 8, does each of 256 threads copy? Why would 5 not work?
-# - In `no_wait_kernel` put the wait behind the barrier instead of before it. What does `observe` say now, and why is it
+# - In `no_wait_kernel` put the wait after the barrier instead of before it. What does `observe` say now, and why is it
 #   right?
 #
 # Next: **tensor cores**, a unit with {{ words(unit_speed) }} times the peak, and the same climb again.

@@ -169,10 +169,10 @@ table([(name.removeprefix("matmul_half_"), 1000 * row.timing.p50, 1000 * row.gra
 # %% [markdown]
 # All three together save about a sixth of the time, however it is measured{{ if a_sixth }}. For the single steps the
 # three ways of timing disagree: called once with cold caches, back to back in a CUDA graph (lesson 13), and under
-# Nsight Compute (lesson 12). Under Nsight Compute each saves about {{ each:.0% }}. Called once, persistent blocks save
-# most; in the graph they save nothing{{ if persistent_differs }}. The largest tile is ahead in every
-# column{{ if largest_ahead }}. So I would not say which of the three matters most, only that each removes an idle time
-# that the picture shows.
+# Nsight Compute (lesson 12), where each saves about {{ each:.0% }}. Called once, persistent blocks save most; in the
+# graph they save nothing{{ if persistent_differs }}. The largest tile is ahead in every column{{ if largest_ahead }}.
+# So I would not say which of the three matters most, only that each removes some of the idle time that the picture
+# shows.
 #
 # ## Against cuBLAS
 
