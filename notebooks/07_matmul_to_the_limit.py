@@ -13,8 +13,8 @@
 #
 # The product is that of lesson 06, and so is the reference. The best rung there reached
 # {{ row('matmul', 'tiled_32', H100).fraction:.0% }} of the peak of the H100 on which this lesson was recorded. In the
-# tiled kernel the unit of shared memory and L1 was busy nearly all the time, and the multiply-add units were not.
-# cuBLAS shows how much is left.
+# tiled kernel the L1 and shared memory unit was busy nearly all the time, and the multiply-add units were not. cuBLAS
+# shows how much is left.
 
 # %%
 from labkit import measure, plots, show_source, table
@@ -34,27 +34,27 @@ table([(name, row.tflops, row.fraction) for name in ("matmul_tiled_32", "PyTorch
 # ## A tile for each thread
 #
 # An SM can do the multiply-adds of four warps in one clock. Its shared memory consists of 32 *banks*: neighbouring
-# elements are in neighbouring banks, and each bank delivers one element in a clock, to all lanes that load it. Lanes
-# that need different elements from one bank have to queue: a *bank conflict*. So shared memory serves at most one
-# warp's load per clock. While L loads of a warp are served, the units could do 4 L of its products; if it has P, at
-# most P / (4 L) of them are busy.
+# elements are in neighbouring banks, and each bank delivers one element per clock, to all lanes that load it. Lanes
+# that need different elements from one bank have to queue: a *bank conflict*. So shared memory serves at most one load
+# of a warp per clock. In the time of L such loads, the units could do 4 L products of whole warps. A warp with P
+# products for its L loads keeps at most P / (4 L) of the units busy.
 #
-# A thread with one element of `out` loads two elements for each product. Now let it compute a *thread tile* of p × p
-# elements. In one step of k it loads p elements of `a` and p of `b` into registers, and multiplies every one of the
-# first with every one of the second.
+# A thread that computes one element of `out` loads two elements per product. Now let it compute a *thread tile* of p ×
+# p elements. In one step of k it loads p elements of `a` and p of `b` into registers, and multiplies each of the first
+# by each of the second.
 
 # %%
 pictures.thread_tile(threads=4, size=4)
 
 # %% [markdown]
-# With 2 p loads for p × p products, which p would keep all multiply-add units busy?
+# With 2 p loads for p × p products, which p could keep all multiply-add units busy?
 
 # %%
 table([(f"{p} x {p}", 2 * p, p * p, min(1.0, p * p / (4 * 2 * p))) for p in (1, 2, 4, 8, 16)],
       {"thread tile": "", "loads": "d", "products": "d", "units busy, at most": ".0%"})
 
 # %% [markdown]
-# By this count 8 × 8 is enough, and 16 × 16 leaves shared memory idle half of the time. Here is the kernel:
+# By this count 8 × 8 is enough, and with 16 × 16 shared memory is idle half of the time. Here is the kernel:
 
 # %%
 from labkit.kernels.matmul.float32 import make_matmul_register_blocked
@@ -64,11 +64,12 @@ show_source(make_matmul_register_blocked, "acc = cuda.local.array", "# both tile
 # %% [markdown]
 # The p × p running totals are the thread's *accumulators*. `cuda.local.array` makes an array that belongs to one
 # thread. If every index into it is a constant when the kernel is compiled, each element gets a register. These loops
-# have constant bounds, so the compiler *unrolls* them, that is, writes them out round by round, and every index becomes
-# a constant. Variables that a kernel closes over are compile-time constants, so Numba needs no `#pragma unroll`.
+# have constant bounds, because variables that a kernel closes over are compile-time constants. So the compiler
+# *unrolls* them, that is, writes them out round by round, without a `#pragma unroll`, and every index becomes a
+# constant.
 #
 # A thread's elements are 16 apart, so the 16 threads of a row of the block read 16 neighbours in `b_tile`, from 16
-# different banks. A thread of this GPU can have 255 registers{{ hardware }} at most. Which of 4 × 4, 8 × 8 and 16 × 16
+# different banks. A thread on this GPU can have at most 255 registers{{ hardware }}. Which of 4 × 4, 8 × 8 and 16 × 16
 # will be the fastest?
 
 # %% tags=["hide-input"]
@@ -81,17 +82,17 @@ table([(f"{size} x {size}", row.tflops, used["registers"], used["local_bytes"])
 climb(recorded, "register_blocked", against="tiled_32")
 
 # %% [markdown]
-# 4 × 4 doubles the speed of the tiles, or nearly so{{ if doubles }}, and 8 × 8 more than triples it{{ if triples }}.
-# 16 × 16, with the fewest loads of all, is slower than 4 × 4{{ if sixteen_slower }}: its 256 accumulators do not fit
-# into a thread's registers. The rest is spilled to local memory (lesson 03), written and read again in every step. I
-# keep the rung, marked as failed. The formula that recommended it is right about loads and leaves out registers.
+# 4 × 4 doubles the speed of *tiled_32*, or nearly so{{ if doubles }}, and 8 × 8 more than triples it{{ if triples }}.
+# 16 × 16, with the fewest loads of all, is slower than 4 × 4{{ if sixteen_slower }}: its 256 accumulators do not fit in
+# a thread's registers. The rest are spilled to local memory (lesson 03), and are written and read again in every step.
+# I keep the rung, marked as failed. The formula that recommended it is right about loads but leaves out registers.
 #
 # ## 128 bits at a time
 #
-# One instruction can load 4, 8 or 16 bytes for each lane; 16 bytes are four floats. Such a load needs an address that
-# is a multiple of 16, and Numba cannot know that, so it never loads four by itself. `labkit.ptx` offers the instruction
-# under its own name. *PTX* is NVIDIA's assembly language, which the driver translates into the machine code of the GPU
-# at hand.
+# One instruction can load 4, 8 or 16 bytes per lane; 16 bytes are four floats. Such a load needs an address that is a
+# multiple of 16, and Numba cannot know that it is one, so it never loads four on its own. `labkit.ptx` offers the
+# instruction under its own name. *PTX* is NVIDIA's assembly language, which the driver translates into the machine code
+# of the GPU at hand.
 
 # %%
 from labkit.kernels.matmul.float32_tiles import load_four
@@ -99,33 +100,33 @@ from labkit.kernels.matmul.float32_tiles import load_four
 show_source(load_four)
 
 # %% [markdown]
-# `nc` in `load_nc4` means *non-coherent*: nothing writes these data while the kernel runs, so the load may use a path
-# that does not watch for writes. In C++ the compiler infers that from `const` and `__restrict__`. Numba has no such
-# keyword, so the kernel calls the instruction.
+# `nc` in `load_nc4` means *non-coherent*: nothing writes this data while the kernel runs, so the load may use a cache
+# that is not kept coherent with writes. In C++ the compiler infers that from `const` and `__restrict__`. Numba has no
+# such keywords, so the kernel calls the instruction.
 #
-# To be read four at a time, elements have to be neighbours in shared memory, too. For `b` they are: a row of the tile
-# is a row of the matrix. But a thread tile needs four *rows* of `a` at the same k. So the tile of `a` is transposed as
-# it is written, and its rows are four elements longer than they need to be. The picture has eight banks instead of 32.
-# How many of them does a column of eight rows reach, with eight elements in a row and with nine?
+# To be read four at a time, elements have to be neighbours in shared memory as well. For `b` they are: a row of the
+# tile is a row of the matrix. But a thread tile needs four *rows* of `a` at the same k. So the tile of `a` is
+# transposed as it is written, and its rows are four elements longer than they need to be. The picture has eight banks
+# instead of 32. How many of them does a column of eight rows touch, with eight elements in a row and with nine?
 
 # %%
 plots.banks({"8 in a line": lambda k, row: 8 * k + row, "9 in a line": lambda k, row: 9 * k + row})
 
 # %% [markdown]
-# A warp that writes a row of `a` as a column of the tile hits one bank again and again, unless each row begins a little
-# further on. In the kernel, one store of a warp fills 16 places in each of two rows, four rows apart. With four more
-# elements in each row the second 16 fall into the other 16 banks.
+# A warp that writes a row of `a` as a column of the tile hits one bank again and again, unless each row begins a few
+# banks further on. In the kernel, one store of a warp writes 16 elements in each of two rows, four rows apart. With
+# four more elements in each row the second 16 fall into the other 16 banks.
 #
-# How much faster is the kernel when four loads feed 64 products, where 16 did before?
+# How much faster is the kernel when four loads feed 64 products instead of 16?
 
 # %%
 climb(recorded, "vectorized")
 
 # %% [markdown]
 # No byte is saved: a thread still reads 16 elements for its 64 products. The saving is in instructions. Each of an SM's
-# four schedulers issues one instruction in a clock (lesson 02), and one that is not a multiply-add delays one that is.
-# So what share of a kernel's instructions are multiply-adds? The product of 4,096 has {{ 4096**3 / 32 / 1e9:.2f }}
-# billion multiply-adds of whole warps in every kernel.
+# four schedulers issues one instruction per clock (lesson 02), and one that is not a multiply-add delays one that is.
+# So what share of a kernel's instructions are multiply-adds? At 4,096 every kernel executes
+# {{ 4096**3 / 32 / 1e9:.2f }} billion multiply-adds of whole warps.
 
 # %% tags=["hide-input"]
 from labkit.measure import ncu
@@ -154,8 +155,8 @@ counters("register_blocked", "vectorized")
 #
 # In every kernel so far a block loads, waits, multiplies, waits. While it loads, its multiply-add units have nothing to
 # do, unless another block on the same SM happens to be multiplying. With a second pair of tiles the loads of the next
-# step can be under way during the products of this one. That is *double buffering*, the simplest *pipeline*: several
-# stages of the work are under way at once, each on another pair of tiles.
+# step can be in flight during the products of this one. That is *double buffering*, the simplest *pipeline*: several
+# stages of the work are under way at the same time, each on its own pair of tiles.
 
 # %%
 overlap()
@@ -166,10 +167,10 @@ from labkit.kernels.matmul.float32 import make_matmul_double_buffered
 show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES_SIZE - fill")
 
 # %% [markdown]
-# Follow the loop. The values that were loaded during the last round go to shared memory. Barrier. The loads of the next
-# round start. Then come the products, which do not need those loads, so no warp waits for them. One barrier a round is
-# enough: after it this pair is complete, and the other pair is free, because every warp has finished the last round's
-# products by then. How much faster is the kernel when no warp waits for global memory?
+# Follow the loop. The values that were loaded during the last round are stored to shared memory. After a barrier, the
+# loads of the next round start. Then come the products, which do not need those loads, so no warp waits for them. One
+# barrier per round is enough: after it this pair is complete, and the other pair is free, because every warp has
+# finished the last round's products by then. How much faster is the kernel when no warp waits for global memory?
 
 # %%
 climb(recorded, "double_buffered")
@@ -179,21 +180,21 @@ counters("vectorized", "double_buffered",
          waits=("long_scoreboard", "short_scoreboard", "dispatch_stall", "barrier", "not_selected"))
 
 # %% [markdown]
-# Very little. The new columns say how many warps of a scheduler, on average, were waiting for something whenever it
+# Very little. The new columns say how many of a scheduler's warps, on average, were waiting for something whenever it
 # issued an instruction. *long_scoreboard*, the wait for global memory, is gone{{ if waiting_gone }}. But two blocks
 # share an SM, and each had already covered most of the other's waits: there is little point in hiding a wait twice. Two
 # waits are larger than the others{{ if two_waits }}: for values from shared memory (*short_scoreboard*), and for the
-# dispatch of an instruction that was already picked (*dispatch_stall*). The last column counts warps that waited for
-# nothing but their turn, because others were ready, too. There are about two of them{{ if near(ready, 2) }}, so most of
-# the time a scheduler does have something to issue. The instructions must become better: a larger share of
+# dispatcher, which holds back an instruction that is ready (*dispatch_stall*). The last column counts warps that waited
+# for nothing but their turn, because others were ready as well. There are about two of them{{ if near(ready, 2) }}, so
+# most of the time a scheduler does have something to issue. The instructions must become better: a larger share of
 # multiply-adds, and fewer stalls on the way. The next rungs work on that, with one change each.
 #
 # ## Copies past the registers
 #
 # In *double_buffered* eight registers hold the next pair of tiles until shared memory is free. `cp.async` copies from
-# global to shared memory past the registers; a kernel calls it as `ptx.cp_async_4`, where 4 is the number of bytes. A
-# thread starts a copy and goes on; the hardware writes the element when it arrives. Nothing is held meanwhile, so
-# copies can run further ahead: three pairs of tiles form a ring, each of 16 steps of k.
+# global to shared memory without going through registers; a kernel calls it as `ptx.cp_async_4`, where 4 is the number
+# of bytes. A thread starts a copy and goes on; the hardware writes the element when it arrives. No register is occupied
+# meanwhile, so copies can run further ahead: three pairs of tiles, each of 16 steps of k, form a ring.
 
 # %%
 from labkit.kernels.matmul.float32_tiles import copy_pair
@@ -201,10 +202,10 @@ from labkit.kernels.matmul.float32_tiles import copy_pair
 show_source(copy_pair)
 
 # %% [markdown]
-# A copy that runs by itself is a new way to be wrong. `cp_async_commit` closes a group of copies, `cp_async_wait(n)`
-# waits until at most n groups are still on their way, and other threads may read the data only after a barrier behind
-# that wait. In this small kernel the wait is missing. What does `observe` say about a read that does not wait for its
-# copy?
+# A copy that runs on its own can go wrong in a new way. `cp_async_commit` closes a group of copies, `cp_async_wait(n)`
+# waits until at most n groups are still in flight, and other threads may read the data only after a barrier that
+# follows this wait. In this small kernel the wait is missing. What does `observe` say about a read that does not wait
+# for its copy?
 
 # %%
 import textwrap
@@ -233,8 +234,8 @@ print(textwrap.fill(str(report.races[0]), 90))
 # %% [markdown]
 # On a GPU the result is right whenever the copy happens to be fast enough, so a test may never find this.
 #
-# *double_buffered* no longer waits for global memory. What do copies further ahead, and half as many barriers, add to
-# its speed?
+# *double_buffered* no longer waits for global memory. How much faster is the kernel with copies further ahead, and half
+# as many barriers?
 
 # %%
 climb(recorded, "async_copies")
@@ -256,17 +257,17 @@ pictures.warp_tile()
 
 # %% [markdown]
 # Two rows of 16 thread tiles need 16 elements of `a` and 128 of `b`; 8 rows of 4 need 64 and 32, a
-# third{{ if near(1 - 96 / 144, 1 / 3) }} fewer. Only the lines change that compute where the parts of a thread's tile
-# are. How much faster is the kernel when a warp reads a third fewer elements?
+# third{{ if near(1 - 96 / 144, 1 / 3) }} fewer. Only the lines that compute where the parts of a thread's tile are have
+# to change. How much faster is the kernel when a warp reads a third fewer elements?
 
 # %%
 climb(recorded, "warp_tiles")
 
 # %% [markdown]
-# {{ factor['warp_tiles'] - 1:.0% }} faster, with {{ fewer['warp_tiles']:.0% }} fewer instructions. The waits for shared
-# memory did not shrink: {{ short['warp_tiles']:.2f }} warps instead of {{ short['async_copies']:.2f }}. Shared memory
-# was busy for about half of the time{{ if near(l1_busy, 0.5) }} before and after, so its bandwidth was not the limit. A
-# warp waits for its *latency*.
+# {{ factor['warp_tiles'] - 1:.0% }} faster, with {{ fewer['warp_tiles']:.0% }} fewer instructions. But the waits for
+# shared memory did not shrink: {{ short['warp_tiles']:.2f }} warps instead of {{ short['async_copies']:.2f }}. Shared
+# memory was busy about half of the time{{ if near(l1_busy, 0.5) }} before and after, so its bandwidth was not the
+# limit. What the warps wait for is its *latency*.
 #
 # ## Reading one step ahead
 #
@@ -283,9 +284,9 @@ show_source(make_two_steps)
 
 # %% [markdown]
 # The kernel calls `two_steps` seven times in a row, with the steps 0, 2, 4 and so on, rather than in a loop. The
-# compiler does not unroll a loop of this size, and reading ahead cannot cross an iteration. `two_steps` is a *device
-# function*, which kernels can call and Python cannot. It is inlined, so the calls cost nothing. Which wait does reading
-# one step ahead shorten, and how much faster is the kernel?
+# compiler does not unroll a loop of this size, and it would not move a read into the iteration before. `two_steps` is a
+# *device function*, which kernels can call and Python cannot. It is inlined, so the calls cost nothing. Which wait does
+# reading one step ahead shorten, and how much faster is the kernel?
 
 # %%
 climb(recorded, "reads_ahead")
@@ -297,26 +298,26 @@ counters("double_buffered", "async_copies", "warp_tiles", "reads_ahead",
 # %% [markdown]
 # {{ factor['reads_ahead'] - 1:.0% }}: more than the other three changes together{{ if most }}. *short_scoreboard* falls
 # from {{ short['warp_tiles']:.2f }} to {{ short['reads_ahead']:.2f }}: the values are there when a product needs them.
-# And because the steps are written out, {{ fewer['reads_ahead']:.0% }} of the instructions are gone, those that counted
-# the steps and computed addresses. Some of the waiting has moved to the barrier.
+# And because the steps are written out, {{ fewer['reads_ahead']:.0% }} of the instructions are gone: those that counted
+# steps and computed addresses. Some of the waiting has moved to the barrier.
 #
 # ## The order of the products
 #
 # A multiply-add reads three registers, and the register file cannot always deliver all three in one clock: that is one
 # cause of a *dispatch stall*. A register that two neighbouring instructions both read is fetched once. The rung
-# *pipelined* only changes the order of the 64 products, so that each shares a factor with the one before it.
+# *pipelined* only changes the order of the 64 products, so that each shares a factor with the previous one.
 
 # %%
 pictures.product_order()
 
 # %% [markdown]
-# That saves seven of 63 changes. How much faster is the kernel in the new order?
+# That changes only seven of the 63 steps from one product to the next. How much faster is the kernel in the new order?
 
 # %%
 climb(recorded, "pipelined")
 
 # %% [markdown]
-# {{ factor['pipelined'] - 1:.0% }}, for nothing but another order. The number of instructions is the
+# {{ factor['pipelined'] - 1:.0% }}, just for a different order. The number of instructions is the
 # same{{ if same_count }}; dispatch stalls fall from {{ dispatch['reads_ahead']:.2f }} to
 # {{ dispatch['pipelined']:.2f }}, waits for shared memory rise from {{ short['reads_ahead']:.2f }} to
 # {{ short['pipelined']:.2f }}, and the units are busy for {{ busy[1]:.0f }}% of the time, not {{ busy[0]:.0f }}%.
@@ -331,9 +332,9 @@ rungs = device.pick(gpu=[rung.__name__ for rung in MATMUL.rungs], cpu=["matmul_r
 agree(MATMUL, rungs, sizes=device.pick(gpu=MATMUL.awkward, cpu=odd))
 
 # %% [markdown]
-# A tile of 128 × 128 for a product of 37 × 23 is wasteful, and right. Rows that do not begin at multiples of 16 bytes
+# A tile of 128 × 128 for a product of 37 × 23 is wasteful, but right. Rows that do not begin at multiples of 16 bytes
 # cannot be loaded four at a time. The fast kernels have a slower form for those, and the launcher chooses. On the CPU
-# device each kernel takes some seconds to compile, so the lesson tries two there. `agree(MATMUL)` tries all of them.
+# device each kernel takes a few seconds to compile, so the lesson tries two there. `agree(MATMUL)` tries all of them.
 #
 # ## Against cuBLAS
 
@@ -348,11 +349,11 @@ counters("pipelined", "PyTorch", waits=("short_scoreboard", "dispatch_stall", "b
 # %% [markdown]
 # From the naive kernel to the pipeline it is a factor of {{ words(rate['pipelined'] / rate['naive']) }}, and
 # *pipelined* runs at {{ of_cublas:.2f }} of the speed of cuBLAS, which PyTorch calls. The counters say what separates
-# them: nearly the same number of instructions, and units that cuBLAS keeps busy for a little more of the
+# them. The numbers of instructions are nearly the same, but cuBLAS keeps the units busy for a little more of the
 # time{{ if alike }}, with fewer dispatch stalls{{ if more_dispatch }}.
 #
-# That is at 4,096. At 1,024 `out` has 64 tiles of 128 × 128, for 132 SMs. What share of cuBLAS's speed does the
-# pipeline reach at 1,024?
+# That is at 4,096. At 1,024 `out` has 64 tiles of 128 × 128, for 132 SMs. What share of cuBLAS's speed does *pipelined*
+# reach there?
 
 # %% tags=["hide-input"]
 sizes = measure.recorded_series("matmul_sizes", gpu=H100)
@@ -363,14 +364,15 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
       note=f"Recorded on an {H100}.")
 
 # %% [markdown]
-# With 64 blocks more than half of the SMs get nothing{{ if 64 < 132 / 2 }}. cuBLAS has many kernels: it can choose one
-# with smaller tiles, or let several blocks share the steps of k. The last rung, *split*, does the second. At 1,024 two
-# blocks compute a tile, each over half of k, and a second kernel adds their sums. From 2,048 on it is *pipelined*.
+# With 64 blocks more than half of the SMs get no work{{ if 64 < 132 / 2 }}. cuBLAS has many kernels: it can choose one
+# with smaller tiles, or divide the steps of k among several blocks. The last rung, *split*, does the latter. At 1,024
+# two blocks compute each tile, each over half of k, and a second kernel adds their sums. From 2,048 on it is the same
+# as *pipelined*.
 #
 # ## What I learned
 #
 # - Count instructions. One that is not a multiply-add delays one that is.
-# - A model of one limit leads straight into the next. By the loads, 16 × 16 was best; the registers ruled it out.
+# - A model of one limit leads straight into the next. By the count of loads, 16 × 16 was best; registers ruled it out.
 # - There is little point in hiding a wait twice. A profiler's list of waits (lesson 12) would have told me first.
 # - Change one thing at a time. Of four ideas that I had built together, one does more than the other three.
 #
@@ -386,10 +388,10 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
 #
 # - Make a kernel with `make_matmul_register_blocked(6)` and predict its ceiling from the formula at the top. How many
 #   elements of a tile, 96 × 8, does each of 256 threads copy? Why would 5 not work?
-# - In `no_wait_kernel` put the wait behind the barrier instead of before it. What does `observe` say now, and why is it
+# - In `no_wait_kernel` put the wait after the barrier instead of before it. What does `observe` say now, and why is it
 #   right?
 #
-# Next: **tensor cores**, a unit with {{ words(unit_speed) }} times the peak, and the same climb once more.
+# Next: **tensor cores**, a unit with {{ words(unit_speed) }} times the peak, and the same climb again.
 
 # %% [numbers]
 # names = ('naive', 'tiled_32', 'register_blocked_4', 'register_blocked', 'register_blocked_16', 'vectorized',

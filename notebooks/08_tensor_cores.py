@@ -14,9 +14,9 @@
 #
 # Lesson 07 ended near the limit of the multiply-add units. A multiply-add instruction of a warp does 64 flops. Each of
 # an SM's four schedulers also has a *tensor core*, which does thousands with one instruction. It multiplies two small
-# matrices and adds the product to a third. `mma.sync` m16n8k16 (*mma* stands for matrix multiply-accumulate, and M, N
-# and K are in the name) multiplies 16 × 16 by 16 × 8 elements in *float16*, two bytes each, and adds the product to 16
-# × 8 float32 accumulators.
+# matrices and adds the product to a third. `mma.sync` m16n8k16 (*mma* stands for matrix multiply-accumulate; M, N and K
+# are in the name) multiplies 16 × 16 by 16 × 8 elements in *float16*, two bytes each, and adds the product to 16 × 8
+# float32 accumulators.
 
 # %%
 from labkit import measure, plots, show_source, table
@@ -33,42 +33,43 @@ table([("multiply-add, float32", 2 * 32, limits["fp32_tflops"]),
       {"instruction of a warp": "", "flops": ",d", "peak, TFLOP/s": ".0f"}, note=recorded.where)
 
 # %% [markdown]
-# An `mma.sync` does {{ 2 * 16 * 8 * 16 // 64 }} times the flops of a multiply-add. It runs less often, and the peak is
-# {{ words(peaks) }} times as high.
+# An `mma.sync` does {{ 2 * 16 * 8 * 16 // 64 }} times the flops of a multiply-add. But it issues less often, so the
+# peak is {{ words(peaks) }} times as high.
 #
 # ## A product for a warp
 #
-# All 32 lanes of a warp execute the instruction together, and each brings a part of the matrices in its registers, a
+# All 32 lanes of a warp execute the instruction together, and each holds a part of the matrices in its registers, a
 # *fragment*. Which lane holds what is fixed. Keep this picture next to your editor.
 
 # %%
 pictures.mma_lanes(lane=13)
 
 # %% [markdown]
-# Here is the simplest product with it that I could write. A warp computes 16 × 16 elements of `out`, which are two
-# products of 16 × 8. `group_id` and `pair` are the picture's g and 2 q, and the indices are read off the picture.
+# Here is the simplest product that I could write with it. A warp computes 16 × 16 elements of `out`, with two products
+# of 16 × 8 in each step of k. `group_id` and `pair` are the picture's g and 2 q, and the indices are read off the
+# picture.
 
 # %%
 show_source(matmul_half_tensor_core_kernel, "group_id, pair =", "add_product(")
 
 # %% [markdown]
-# `load_row_pair` fetches two neighbours of a row from global memory and packs them into one register, and
-# `load_col_pair` two neighbours of a column: along k in both matrices.
+# `load_row_pair` loads two neighbours in a row from global memory and packs them into one register, and `load_col_pair`
+# does so for two neighbours in a column. In both matrices they are neighbours along k.
 
 # %%
 show_source(load_row_pair)
 
 # %% [markdown]
-# The float32 pipeline of lesson 07 reaches {{ pipeline:.0f }} TFLOP/s. How far does this kernel get, with a unit that
-# is {{ words(peaks) }} times as fast?
+# The float32 pipeline of lesson 07 reaches {{ pipeline:.0f }} TFLOP/s. How fast is this kernel, with a unit that is
+# {{ words(peaks) }} times as fast?
 
 # %%
 climb(recorded, "tensor_core")
 
 # %% [markdown]
 # About a third{{ if near(half['tensor_core'] / pipeline, 1 / 3) }} of what the float32 pipeline does without tensor
-# cores. A unit that is {{ words(peaks) }} times as fast needs its operands {{ words(peaks) }} times as fast, and this
-# kernel fetches them two bytes at a time. So the climb begins again, with the same steps: reuse in shared memory, wide
+# cores. A unit that is {{ words(peaks) }} times as fast needs its operands {{ words(peaks) }} times as fast, but this
+# kernel loads them two bytes at a time. So the climb begins again, with the same steps: reuse in shared memory, wide
 # copies, larger tiles.
 #
 # Is it right? The CPU device does what the instruction does, lane by lane, so you need no tensor cores to test it.
@@ -79,13 +80,13 @@ from labkit import agree
 agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
 
 # %% [markdown]
-# It is, at sizes that are no multiple of 16, too: beyond an edge a lane packs zeros.
+# It is, even at sizes that are not multiples of 16: beyond an edge a lane packs zeros.
 #
 # ## Tiles, filled by hand
 #
-# The first idea is that of lesson 06: tiles in shared memory. `hand_blocked` fills tiles of 64 × 64 value by value, and
-# each lane collects its fragments from there: two loads for each register, and an instruction that packs the two values
-# into it. Is `hand_blocked` faster than the rung without tiles?
+# The first idea is that of lesson 06: tiles in shared memory. `hand_blocked` computes tiles of 64 × 64. It fills shared
+# memory value by value, and each lane collects its fragments from there: two loads per register, and an instruction
+# that packs the two values into it. Is `hand_blocked` faster than the rung without tiles?
 
 # %%
 climb(recorded, "hand_blocked")
@@ -109,16 +110,18 @@ def counters(*names):
 counters("tensor_core", "hand_blocked")
 
 # %% [markdown]
-# It is slower{{ if by_hand_slower }}. The tiles do what they should: less than half comes from L2{{ if less_from_l2 }}.
-# But look at the instructions. Only one in two hundred{{ if near(MMAS / by_hand.instructions, 1 / 200) }} is an
-# `mma.sync`, in both kernels. The others fetch values one by one, test edges, and pack fragments, and in the second
-# kernel {{ by_hand.bank_conflicts / 1e6:.0f }} million bank conflicts slow the reads besides. Shared memory is not at
-# fault; the way in and the way out are. The next two rungs change one each.
+# It is slower{{ if by_hand_slower }}. The tiles do what they should: less than half as many bytes come from
+# L2{{ if less_from_l2 }}. But look at the instructions. Only one in two
+# hundred{{ if near(MMAS / by_hand.instructions, 1 / 200) }} is an `mma.sync`, in both kernels. The others load values
+# one by one, test edges and pack fragments, and in the second kernel {{ by_hand.bank_conflicts / 1e6:.0f }} million
+# bank conflicts slow the reads as well. Shared memory is not at fault; the way in and the way out are. The next two
+# rungs change one each.
 #
 # ## The way in: 16 bytes at a time
 #
-# `cp.async` with 16 bytes, as in lesson 07, copies eight values in one instruction, past the registers. The tiles are
-# the same. Each lane still collects its fragments by hand. Are 16-byte copies enough to overtake `tensor_core`?
+# `cp.async` with 16 bytes, as in lesson 07, copies eight values in one instruction, without going through registers.
+# The tiles are the same, and each lane still collects its fragments by hand. Are 16-byte copies enough to overtake
+# `tensor_core`?
 
 # %%
 climb(recorded, "wide_copies", against="hand_blocked")
@@ -132,15 +135,15 @@ climb(recorded, "wide_copies", against="hand_blocked")
 # ## The way out: ldmatrix
 #
 # For the fragments there is an instruction: `ldmatrix` reads four 8 × 8 blocks of float16 values from shared memory and
-# deals them out to the lanes in just the layout that `mma.sync` needs. Each lane gives the address of one row of 16
-# bytes. One instruction replaces eight loads and four packings.
+# distributes them to the lanes in exactly the layout that `mma.sync` needs. Each lane gives the address of one row of
+# 16 bytes. One instruction replaces eight loads and four packings.
 
 # %%
 pictures.ldmatrix(lane=13)
 
 # %% [markdown]
-# The rung *ldmatrix* and the next ones share their source. Sizes are names in it, and constants once the kernel is
-# compiled. These are their values for a block of 64 × 64 elements, of which each warp computes 32 × 32:
+# The rung *ldmatrix* and the next ones share their source. Sizes are names there, and become constants when the kernel
+# is compiled. These are their values for a block that computes 64 × 64 elements, with 32 × 32 per warp:
 
 # %% tags=["hide-input"]
 from labkit.kernels.matmul.half import LDMATRIX
@@ -162,10 +165,10 @@ show_source(make_staged, "for k in u32.range(STEPS):", "b_frag[j * 2 + 1]")
 
 # %% [markdown]
 # For 16 steps of k a warp loads MMA_M fragments of `a`, four registers each, into `a_frag`, and MMA_N fragments of `b`,
-# two registers each, into `b_frag`. Then it multiplies each with each, and product (i, j) is added to the ACC
-# accumulators that begin at `(i * MMA_N + j) * ACC`. `a_offset` and `b_offset` are where the row begins that this lane
-# names to `ldmatrix`. `ldmatrix_x4_trans` also transposes each block of 8 × 8, because `b` is stored along its rows.
-# `weights` is for a `b` stored as (N, K), and false here.
+# two registers each, into `b_frag`. Then it multiplies each of the first by each of the second, and product (i, j) is
+# added to the ACC accumulators that begin at `(i * MMA_N + j) * ACC`. `a_offset` and `b_offset` are where the row
+# begins whose address this lane gives to `ldmatrix`. `ldmatrix_x4_trans` also transposes each block of 8 × 8, because
+# `b` is stored along its rows. `weights` is for a `b` stored as (N, K), and is false here.
 #
 # How much faster is the kernel when one instruction replaces eight loads and four packings?
 
@@ -178,16 +181,15 @@ counters("hand_blocked", "wide_copies", "ldmatrix")
 # %% [markdown]
 # {{ half['ldmatrix'] / half['wide_copies']:.1f }} times as fast, the largest factor of this ladder. Of
 # {{ wide.instructions / 1e9:.1f }} billion instructions {{ matrix.instructions / 1e9:.2f }} billion are left, and more
-# than a quarter{{ if MMAS / matrix.instructions > 1 / 4 }} of them multiply. The bank conflicts are gone, too, thanks
-# to the *padding*, the unused 16 bytes behind each row of a tile. The kernel now waits:
-# {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} warps wait for copies, for each that issues an
-# instruction.
+# than a quarter{{ if MMAS / matrix.instructions > 1 / 4 }} of them multiply. The bank conflicts are gone as well,
+# thanks to the *padding*, 16 unused bytes at the end of each row of a tile. Now the kernel waits: for each warp that
+# issues an instruction, {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} wait for copies.
 #
 # ## Larger tiles
 #
-# A fragment that is loaded can be used more than once. In a warp's 32 × 32 elements each fragment of `a` meets four of
-# `b`, and each of `b` two of `a`. With 64 × 32 there are four of each. How many products does each `ldmatrix` feed in
-# these two shapes?
+# A fragment that is loaded can be used more than once. In a warp's 32 × 32 elements each fragment of `a` is multiplied
+# by four of `b`, and each of `b` by two of `a`. With 64 × 32 there are four of each. How many products does each
+# `ldmatrix` feed in these two shapes?
 
 # %% tags=["hide-input"]
 table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
@@ -197,40 +199,40 @@ table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
        "accumulators of a lane": "d"})
 
 # %% [markdown]
-# Larger is better, until the accumulators need all the registers: this is the thread tile of lesson 07 once more, with
-# fragments instead of elements. The rung *large_tiles* has 64 × 32 for a warp and 128 × 128 for a block, which also
-# halves what each product needs from L2. How much faster do larger tiles make the kernel?
+# Larger is better, until the accumulators need all the registers: this is the thread tile of lesson 07 again, with
+# fragments instead of elements. The rung *large_tiles* has 64 × 32 per warp and 128 × 128 per block, which also halves
+# what each product needs from L2. How much faster do larger tiles make the kernel?
 
 # %%
 climb(recorded, "large_tiles", against="ldmatrix")
 
 # %% [markdown]
 # {{ half['large_tiles'] / half['ldmatrix']:.2f }} times as fast: {{ 1 - large.instructions / matrix.instructions:.0% }}
-# fewer instructions, half of the bytes from L2{{ if near(large.l2_bytes / matrix.l2_bytes, 1 / 2) }}, and half as many
+# fewer instructions, half the bytes from L2{{ if near(large.l2_bytes / matrix.l2_bytes, 1 / 2) }}, and half as many
 # warps that wait for copies{{ if half_wait }}. From tiles filled by hand to here it is a factor of
 # {{ half['large_tiles'] / half['hand_blocked']:.0f }}, with {{ words(by_hand.instructions / large.instructions) }}
-# times fewer instructions. The copies are still waited for; the next lesson hides that wait.
+# times fewer instructions. The warps still wait for copies; the next lesson hides that wait.
 #
 # ## Swizzled tiles
 #
 # `ldmatrix` reads eight rows of 16 bytes in one step if they are in different banks. In a tile whose rows are 128 bytes
 # long, the same piece of every row is in the same four banks. Padding helps, as in lesson 07 and in the rungs above,
 # but costs memory. A *swizzle* costs none: piece p of row r is stored at position p XOR r. In a swizzled tile, does
-# each row still hold all its pieces, and how many banks does one piece of eight rows reach?
+# each row still hold all its pieces, and in how many banks is the same piece of eight rows?
 
 # %%
 pictures.swizzle()
 
 # %% [markdown]
 # For one r, p XOR r runs through all eight positions as p does, so a row still holds every piece once. And for one p it
-# runs through all eight as r does, so eight rows reach all 32 banks. In the copy it is one line, `swizzled_piece`. With
-# four pieces in a row, two rows share 128 bytes; hence the shift.
+# runs through all eight as r does, so the pieces of eight rows are spread over all 32 banks. In the copy this is one
+# line, `swizzled_piece`. With four pieces in a row, two rows share 128 bytes; hence the shift.
 
 # %%
 show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 
 # %% [markdown]
-# *pipelined*, the last rung of lesson 09, stores its tiles in this way, and so do those of lesson 10. How many bank
+# *pipelined*, the last rung of lesson 09, stores its tiles this way, and so do the rungs of lesson 10. How many bank
 # conflicts are left with padded tiles, and how many with swizzled ones?
 
 # %% tags=["hide-input"]
@@ -239,15 +241,15 @@ table([(name, profiled[name]["bank_conflicts"], how) for name, how in
       {"": "", "bank conflicts": ",.0f", "tiles": ""})
 
 # %% [markdown]
-# Padded or swizzled, less than a ten-thousandth{{ if conflicts_gone }} is left. The swizzled tiles need no byte more
-# than their elements.
+# Padded or swizzled, less than a ten-thousandth{{ if conflicts_gone }} of them are left. Swizzled tiles need not one
+# byte more than their elements.
 #
 # ## On a T4
 #
-# The T4, which Colab lends, and the RTX 20 series have tensor cores too, of an older kind called *Turing* (compute
-# capability 7.5{{ hardware }}). They have `ldmatrix`. They do not have `cp.async`, nor bfloat16 and TF32, and their
-# largest `mma.sync` in float16 is m16n8k8: half as deep, with two registers of `a` and one of `b`. The rung *turing* is
-# *ldmatrix* written for them. In its inner loop, two instructions do what one did before:
+# The T4, which Colab offers, and the RTX 20 series have tensor cores too, of an older kind called *Turing* (compute
+# capability 7.5{{ hardware }}). They have `ldmatrix`. They have no `cp.async`, bfloat16 or TF32, and their largest
+# `mma.sync` in float16 is m16n8k8: half as deep, with two registers of `a` and one of `b`. The rung *turing* is
+# *ldmatrix* rewritten for them. In its inner loop, two instructions do what one did before:
 
 # %%
 from labkit.kernels.matmul.turing import matmul_half_turing_kernel
@@ -257,23 +259,22 @@ show_source(matmul_half_turing_kernel, "for start in u32.range(", "right1)")
 # %% [markdown]
 # Without `cp.async` a copy passes through registers, and a thread that needs the value waits for it. That is why
 # `fetch_tiles` comes so early: it loads this thread's part of the next tiles into `words`, sixteen registers, and the
-# warp multiplies while the loads are under way. `store_tiles` puts them into shared memory once both tiles are free.
+# warp multiplies while the loads are in flight. `store_tiles` stores them to shared memory once both tiles are free.
 
 # %%
 agree(MATMUL_HALF, ["matmul_half_turing"], sizes=MATMUL_HALF.awkward[-3:])
 
 # %% [markdown]
-# The other rungs of this lesson run on a T4, too. Their source is the same; only the instructions that labkit writes
-# for it differ. There, `ptx.mma_m16n8k16_f32_f16` becomes two m16n8k8, and `ptx.cp_async_16` a load and a store. The
-# results are right, but the copy no longer runs ahead: each thread waits for its load before it can store the value.
-# Nothing takes the place of tensor cores for bfloat16 and TF32, so checks and ladders leave such a rung out and say
-# why.
+# The other rungs of this lesson run on a T4 as well. Their source is the same; only the instructions that labkit
+# generates from it differ. On a T4 `ptx.mma_m16n8k16_f32_f16` becomes two m16n8k8, and `ptx.cp_async_16` a load and a
+# store. The results are right, but the copy no longer runs ahead: each thread waits for its load before it can store
+# the value. For bfloat16 and TF32 there is no replacement, so checks and ladders leave such a rung out and say why.
 #
 # ## What the formats cost
 #
 # float16 has 11 bits of precision and a largest value of 65,504. *bfloat16* has the range of float32 and 8 bits (lesson
-# 33). *TF32* has that range and 11 bits. In all three the product of two values is exact and the accumulators are
-# float32. So the error comes from rounding the inputs, and NumPy can show it. Which of the three formats loses most
+# 33). *TF32* has that range and 11 bits. In all three formats the product of two values is exact and the accumulators
+# are float32. So the error comes from rounding the inputs, and NumPy can show it. Which of the three formats loses most
 # accuracy?
 
 # %%
@@ -299,9 +300,9 @@ table([(name, lost[name], measure.recorded_ladder(op, gpu="NVIDIA H200").row(f"{
       note="Rates recorded on an NVIDIA H200.")
 
 # %% [markdown]
-# bfloat16, with the fewest bits of precision: a little more than two digits are left, and three in float16 and TF32.
-# For a neural network that is often plenty. TF32 values occupy four bytes each, and their instruction has half the
-# rate.
+# bfloat16, with the fewest bits of precision: a little more than two digits are right, and more than three in float16
+# and TF32. For a neural network that is often plenty. TF32 values take four bytes each, and their instruction has half
+# the rate.
 #
 # One can also keep the *accumulators* in float16. Then they are rounded after every instruction. How does the error of
 # float16 accumulators grow with K?
@@ -320,11 +321,11 @@ plots.curves(depths, errors, "Rounding in every step: the error grows with K", "
              marks=True)
 
 # %% [markdown]
-# With float32 accumulators the error is that of the one rounding at the end, for every K. With float16 it grows about
-# like the square root of the number of steps. On a GeForce card such an `mma.sync` runs at twice the rate of the one
-# with float32 accumulators. The H100 is no GeForce: two rungs that differ only in this run at
-# {{ half['f16_accumulators']:.0f }} and {{ half['double_buffered']:.0f }} TFLOP/s. Here the digits are lost for
-# nothing{{ if no_faster }}.
+# With float32 accumulators the error is that of the one rounding at the end, for every K. With float16 accumulators it
+# grows roughly as the square root of the number of steps. On a GeForce card such an `mma.sync` runs at twice the rate
+# of the one with float32 accumulators. The H100 is no GeForce: two rungs that differ only in their accumulators run at
+# {{ half['f16_accumulators']:.0f }} (float16) and {{ half['double_buffered']:.0f }} TFLOP/s. Here the digits are lost
+# for nothing{{ if no_faster }}.
 
 # %% [markdown]
 # ## What I learned
@@ -345,10 +346,10 @@ plots.curves(depths, errors, "Rounding in every step: the error grows with K", "
 # ## Try it
 #
 # - `pictures.swizzle(5)`: predict the positions of piece 5 before you draw it.
-# - Add 100 to `a` before it is rounded in the cell on accumulators. Predict which of the two lines rises, and what
-#   happens at K = 4,096.
+# - In the cell on accumulators, add 5 to `a` and `b` before they are rounded. Predict whether the two lines change, and
+#   what happens at K = 4,096.
 #
-# Next: **copies that run ahead**. *large_tiles* waits for every tile before it multiplies it.
+# Next: **copies that run ahead**. *large_tiles* waits for each pair of tiles before it multiplies them.
 
 # %% [numbers]
 # MMAS = 4096**3 / (16 * 8 * 16)

@@ -5,7 +5,7 @@
 #
 # You will learn
 #
-# - how a product waits for its tiles, and how copies in flight hide that wait
+# - how long a product waits for its tiles, and how copies in flight hide that wait
 # - how groups of `cp.async` and a ring of stages are counted, and what goes wrong when they are not
 # - how many stages pay off, and what they cost
 
@@ -14,9 +14,9 @@
 #
 # The rung *large_tiles* of lesson 08 has one pair of tiles. In each step along k a block starts its copies, waits until
 # the last byte has arrived, and only then multiplies. How long is that wait, next to the products? A block multiplies
-# 128 × 128 elements over 32 steps of k, and an SM has its share of the peak of `mma.sync`. The copy is at least as long
-# as the latency of memory, which lesson 02 measured on an H200. For which share of the time can the tensor cores be
-# busy, if one block has the SM to itself?
+# 128 × 128 elements over 32 steps of k, and an SM has its share of the peak of `mma.sync`. The copy takes at least the
+# latency of memory, which lesson 02 measured on an H200. For what share of the time can the tensor cores be busy, if
+# one block has the SM to itself?
 
 # %%
 from labkit import measure, show_source, table
@@ -38,21 +38,21 @@ table([("one buffer", copy_ns + products_ns, products_ns / (copy_ns + products_n
 # %% [markdown]
 # With one buffer every step is a copy and then its products. With two, the copy of the next step runs during the
 # products of this one, and a step is as long as the longer of the two. That is still the copy. With three, a copy may
-# run for two steps, and the products are the longer part.
+# take two steps, and the products are the longer part.
 #
-# The drawing has the same proportions. `load` and `multiply` are lengths in time; try others.
+# The drawing has the same proportions. `load` and `multiply` are durations; try others.
 
 # %%
 overlap(load=copy_ns / 150, multiply=products_ns / 150)
 
 # %% [markdown]
-# Below each other: one pair of tiles, two, and a ring of three. The gaps between products shrink, and with three pairs
-# the copies overlap one another, too.
+# From top to bottom: one pair of tiles, two, and a ring of three. The gaps between products shrink, and with three
+# pairs the copies overlap one another as well.
 #
 # ## Groups and stages
 #
-# A *stage* is a place in shared memory for one pair of tiles. The loop of lesson 08's kernel is the same for two stages
-# and for three. Here is how it starts, and how each step begins:
+# A *stage* is a buffer in shared memory for one pair of tiles. The loop of lesson 08's kernel is the same for two
+# stages and for three. Here is how it starts, and how each step begins:
 
 # %%
 from labkit.kernels.matmul.mma import make_pipelined, make_staged
@@ -60,11 +60,11 @@ from labkit.kernels.matmul.mma import make_pipelined, make_staged
 show_source(make_staged, "for s in u32.range(STAGES - 1):", "stage = step % STAGES")
 
 # %% [markdown]
-# Every thread closes one group of copies for each step, with `cp_async_commit`. `cp_async_wait(PENDING)` returns when
-# at most PENDING = STAGES - 2 of its groups are still under way. The barrier behind it says that the same is true for
-# all threads of the block, and that all have read the stage that is filled next. Near the end there is nothing left to
-# copy, and the groups that are closed are empty: they keep the count right. For three stages and five steps of k, which
-# group is each wait for, and which stage is filled meanwhile?
+# Every thread closes one group of copies per step, with `cp_async_commit`. `cp_async_wait(PENDING)` returns when at
+# most PENDING = STAGES - 2 of its groups are still in flight. After the barrier that follows, the same is true for all
+# threads of the block, and all have read the stage that is filled next. Near the end there is nothing left to copy, and
+# the groups that are closed are empty: they keep the count right. For three stages and five steps of k, for which group
+# does each step wait, and which stage is filled meanwhile?
 
 # %% tags=["hide-input"]
 stages, steps = 3, 5
@@ -74,28 +74,29 @@ table([(step, f"group {step}", f"group {step + 1}" if step + 1 < steps else "an 
       ["step", "waits for", "may be under way", "starts to copy", "multiplies"])
 
 # %% [markdown]
-# Group n holds tile n. The wait of step n leaves one group under way, so group n must be complete. Without the empty
-# groups, the wait of the last step would let group 4 itself be the one that is still under way: that bug is an exercise
-# of this lesson, and `observe` finds it.
+# Group n holds tile n. The wait of step n leaves one group in flight, so group n must be complete. Without the empty
+# groups, the wait of the last step would let group 4 itself be the one still in flight: that bug is an exercise of this
+# lesson, and `observe` finds it.
 #
 # ## Two buffers
 #
-# The table says that one block alone would be {{ (copy_ns + step_ns) / copy_ns:.1f }} times as fast with two buffers.
-# But two blocks share an SM. While one waits for its copy, the other can multiply. How much does a second buffer add?
+# The first table says that one block alone would be {{ (copy_ns + step_ns) / copy_ns:.1f }} times as fast with two
+# buffers. But two blocks share an SM. While one waits for its copy, the other can multiply. How much does a second
+# buffer add?
 
 # %%
 climb(recorded, "double_buffered")
 
 # %% [markdown]
-# {{ half['double_buffered'] / half['large_tiles']:.2f }} times as fast, which is less. The table is an upper bound: it
-# has the latency of an idle memory, and a step of nothing but copies and products. In the kernel all SMs copy together,
-# there are barriers and `ldmatrix` between a copy and its products, and the second block has hidden a part of the wait
-# already. Without the second buffer the kernel reached {{ half['large_tiles'] / mma_peak:.0% }} of the peak of
+# {{ half['double_buffered'] / half['large_tiles']:.2f }} times as fast, which is less. The table gives an upper bound:
+# it assumes the latency of an idle memory, and a step of nothing but copies and products. In the kernel all SMs copy at
+# the same time, there are barriers and `ldmatrix` between a copy and its products, and the second block already hides
+# part of the wait. Without the second buffer the kernel reached {{ half['large_tiles'] / mma_peak:.0% }} of the peak of
 # `mma.sync`, with it {{ half['double_buffered'] / mma_peak:.0% }}.
 #
 # ## A third buffer
 #
-# With two buffers a copy has one step to arrive in, with three it has two. Shared memory has room: a stage is
+# With two buffers a copy has one step in which to arrive, with three it has two. Shared memory has room: a stage takes
 # {{ stage_kb:.0f }} KB. Does a third buffer pay, when two blocks already share the SM?
 
 # %%
@@ -126,23 +127,23 @@ waits("large_tiles", "double_buffered", "three_stage")
 #
 # ## Fragments that run ahead
 #
-# That is a second copy in each step: from shared memory to the registers. In *three_stage* a warp loads its fragments
-# and multiplies them in turn, and the products wait for the loads. Lesson 07 had the cure: read one step ahead, into a
-# second set of registers. `load_buf` and `mma_buf` are the two sets.
+# That is a second copy in each step: from shared memory to the registers. In *three_stage* a warp first loads its
+# fragments and then multiplies them, and the products wait for the loads. Lesson 07 had the cure: read one step ahead,
+# into a second set of registers. `load_buf` and `mma_buf` are the indices of the two sets.
 
 # %%
 show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
 
 # %% [markdown]
 # The copies of the next stage start with the last of these loads: a load from shared memory does not overtake a copy
-# into it that was started before. A warp computes 64 × 64 elements, so that each `ldmatrix` feeds four products, and
-# tiles are swizzled (lesson 08). `a_offset ^ 16 * k` is the address of step k in a swizzled row: an XOR of the index of
-# the piece.
+# into it that was started earlier. A warp computes 64 × 64 elements, so that each `ldmatrix` feeds four products, and
+# tiles are swizzled (lesson 08). `a_offset ^ 16 * k` is the address of step k in a swizzled row: the XOR applies to the
+# index of the piece.
 #
-# The rung *pipelined* picks one of three tiles. For a large product it is 128 × 256 with four stages: it fills an SM
-# alone, so no second block covers for it and its own pipeline must. Why is it nevertheless the fastest of the three?
-# The last column is the speed of the kernel with each tile, relative to the first, from an earlier measurement on an
-# H200.
+# The rung *pipelined* picks one of three tiles. For a large product it is 128 × 256 with four stages: one such block
+# fills an SM, so no second block hides its waits, and its own pipeline must. Why is it nevertheless the fastest of the
+# three? The last column is the speed of the kernel with each tile, relative to the first, from an earlier measurement
+# on an H200.
 
 # %% tags=["hide-input"]
 from labkit.kernels.matmul.half import PIPELINED_TILES
@@ -153,11 +154,11 @@ table([(f"{tile.rows} x {tile.cols}", tile.stages, tile.blocks, tile.stages * 2 
        "products for each copied value": ".0f", "relative speed": ".2f"})
 
 # %% [markdown]
-# The larger the tile, the more products there are for each value that is copied, from L2 and through the copy's
-# instructions. And a deeper ring makes up for the second block. With 128 × 128 the kernel has the three stages and the
-# block size of *three_stage*, and is nearly as fast as with 128 × 256. So most of the step from *three_stage* to
-# *pipelined* must come from fragments that run ahead, in a warp's larger tile. How large is the whole step, and which
-# wait is the largest at its end?
+# The larger the tile, the more products there are for each value that is copied: fewer bytes come from L2, and fewer
+# instructions copy them. And a deeper ring makes up for the missing second block. With 128 × 128 the kernel has the
+# three stages and the block size of *three_stage*, and is nearly as fast as with 128 × 256. So most of the gain from
+# *three_stage* to *pipelined* must come from fragments that run ahead, in a warp's larger tile. How large is the whole
+# gain, and which wait is then the largest?
 
 # %%
 climb(recorded, "pipelined", against="three_stage")
@@ -169,13 +170,13 @@ waits("double_buffered", "three_stage", "pipelined")
 # A factor of {{ half['pipelined'] / half['three_stage']:.2f }}, the largest of this lesson. The waits for copies and
 # for the queue of shared memory are all but gone, and the warps wait for the tensor cores{{ if cores_lead }}: the unit
 # that was idle at the beginning is now the busiest. The second largest wait is for the instruction
-# before{{ if wait_second }}: the fixed latency of a warp's last instruction, which no copy ahead can hide. The kernel
-# reaches {{ half['pipelined'] / mma_peak:.0% }} of what `mma.sync` can do.
+# before{{ if wait_second }}: the fixed latency of a warp's previous instruction, which no early copy can hide. The
+# kernel reaches {{ half['pipelined'] / mma_peak:.0% }} of what `mma.sync` can do.
 #
 # ## Right at every size
 #
 # A ring must be right when there are fewer tiles than stages, and when the last tile is cut off. These sizes are such
-# cases; on the CPU device a missing wait, a missing barrier or a group too few shows as a wrong element.
+# cases; on the CPU device a missing wait, a missing barrier or a missing group shows up as a wrong element.
 
 # %%
 from labkit import agree
@@ -188,9 +189,9 @@ agree(MATMUL_HALF, ["matmul_half_three_stage"], sizes=({"M": 5, "N": 8, "K": 8},
 # %% [markdown]
 # ## What I learned
 #
-# - Compare the length of a copy with the length of the products that can cover it. That tells how many stages are
+# - Compare the time of a copy with the time of the products that can cover it. That tells you how many stages are
 #   needed.
-# - Another block on the SM hides waits, too. What a stage adds is what is left after that.
+# - Another block on the SM hides waits too. A stage can only add what that leaves.
 # - Every step closes a group, even an empty one. Then `cp_async_wait(n)` always means the same step.
 # - There are two copies to hide: from global to shared memory, and from there to the registers.
 
@@ -204,8 +205,7 @@ agree(MATMUL_HALF, ["matmul_half_three_stage"], sizes=({"M": 5, "N": 8, "K": 8},
 # %% [markdown]
 # ## Try it
 #
-# - `overlap(load=2.5, multiply=1.0)`: how long does each of the three plans take now? Which number of stages would be
-#   enough?
+# - `overlap(load=2.5, multiply=1.0)`: how long does each of the three plans take now? How many stages would be enough?
 # - Change `stages` in the table of groups to 2 and to 4, and predict the second column first.
 #
 # Next: **Hopper's tensor cores**, which read shared memory themselves, and copies that one thread requests.

@@ -6,13 +6,13 @@
 # You will learn
 #
 # - how four warps multiply together with `wgmma`, straight from shared memory
-# - how one thread requests a whole tile from the TMA unit, and how the others know that it has arrived
-# - what specialised warps and persistent blocks add, each by itself
+# - how one thread requests a whole tile from the TMA unit, and how the others learn that it has arrived
+# - what specialised warps and persistent blocks each add
 
 # %% [markdown]
 # ## The problem
 #
-# *pipelined*, the last rung of lesson 09, gets {{ of_mma:.0% }} of what `mma.sync` can do on the H100 of this
+# *pipelined*, the last rung of lesson 09, reaches {{ of_mma:.0% }} of what `mma.sync` can do on the H100 of this
 # recording. But that is not what its tensor cores can do: `mma.sync`, whose operands all come from registers, reaches
 # only three quarters{{ if near(h100.mma_f16_tflops / h100.f16_tflops, 3 / 4) }} of their peak. For the rest this
 # generation, Hopper, has another instruction.
@@ -43,9 +43,9 @@ pictures.warpgroup(columns=128)
 
 # %% [markdown]
 # An instruction that reads shared memory has to know where a tile begins and how it is swizzled. A *descriptor*, a
-# value of 64 bits, says both. The address in it counts units of 16 bytes, so 16 float16 values further along a row of
-# `a` is 2 more. In the kernel `a_desc` and `b_desc` are descriptors, and B_STEP is what 16 steps of k are in `b`. Here
-# are the products of one stage, which has DEPTH = 64 steps of k:
+# value of 64 bits, says both. The address in it counts units of 16 bytes, so moving on by 16 float16 values in a row of
+# `a` adds 2. In the kernel `a_desc` and `b_desc` are descriptors, and B_STEP is what 16 steps of k add in `b`. Here are
+# the products of one stage, which has DEPTH = 64 steps of k:
 
 # %%
 from labkit.kernels.matmul.wgmma import make_wgmma, make_wgmma_specialised
@@ -55,13 +55,13 @@ from labkit.kernels.matmul.wgmma_tiles import make_load
 show_source(make_wgmma_cp_async, "ptx.cp_async_wait(PENDING)", "ptx.wgmma_wait")
 
 # %% [markdown]
-# The first half is lesson 09: wait for the oldest stage, barrier, start the copy of another one. `fence_proxy_async` is
-# new. The tensor cores read shared memory by another path than the threads, and the fence makes what this thread copied
-# visible there.
+# The first half is lesson 09: wait for the oldest stage, pass a barrier, start the copy of another stage.
+# `fence_proxy_async` is new. The tensor cores read shared memory by a different path from the threads, and the fence
+# makes what this thread copied visible there.
 #
 # The second half has four `wgmma`. Each only starts a product, and the threads go on. As with `cp.async`,
 # `wgmma_commit` closes the group of four, and `wgmma_wait(0)` waits for it. `scale_d` is 0 for the very first product,
-# which overwrites whatever the registers hold. `wgmma_fence` makes sure that the products find the accumulators as the
+# which overwrites whatever the registers hold. `wgmma_fence` makes sure that the products see the accumulators as the
 # threads left them.
 #
 # The tiles are 128 × 128 with three stages, and two blocks share an SM. *pipelined* has larger tiles and the same
@@ -72,9 +72,9 @@ climb(recorded, "wgmma_cp_async", against="pipelined")
 
 # %% [markdown]
 # {{ half['wgmma_cp_async'] / half['pipelined']:.2f }} times as fast, with the same kind of copies and smaller tiles. No
-# `ldmatrix` is left, and an instruction that multiplies does {{ 64 * 128 * 16 // (16 * 8 * 16) }} times as much:
-# {{ 1 - cp_async.instructions / pipelined.instructions:.0% }} fewer instructions. That is already
-# {{ half['wgmma_cp_async'] / h100.f16_tflops:.0% }} of the new peak. The threads wait at the barrier now, for each
+# `ldmatrix` is left, and one instruction, now of four warps, multiplies {{ 64 * 128 * 16 // (16 * 8 * 16) }} times as
+# much: {{ 1 - cp_async.instructions / pipelined.instructions:.0% }} fewer instructions. That is already
+# {{ half['wgmma_cp_async'] / h100.f16_tflops:.0% }} of the new peak. Now the threads wait at the barrier, for each
 # other's copies and products{{ if barrier_leads }}.
 #
 # ## TMA: one thread requests a tile
@@ -90,61 +90,61 @@ pictures.tma()
 # How do the other threads know that the tile is complete? They wait at an *mbarrier*, a barrier in shared memory that
 # counts bytes. The thread that requests the tile first says how many to expect. TMA counts what it has written, and
 # once all bytes are there, the waiting threads go on. This is the whole copy of a stage. A box has rows of 128 bytes,
-# so `b` needs one for every 64 columns, and BOX is the size of such a box.
+# so `b` needs one box per 64 columns. BOX is the size of such a box.
 
 # %%
 show_source(make_load, "def load(", "tma_load_2d(tiles, b_offset + box")
 
 # %% [markdown]
 # The stages form a ring, and each has its own mbarrier, `loaded`. In the next lap the same mbarrier is used again, so a
-# waiting thread must say which lap it means. One bit is enough: `parity` is 0 in even laps and 1 in odd ones. For a
-# ring of three stages and seven steps, what does each step wait for?
+# waiting thread must say which lap it is waiting for. One bit is enough: `parity` is 0 in even laps and 1 in odd ones.
+# For a ring of three stages and seven steps, what does each step wait for?
 
 # %%
 table([(step, step % 3, step // 3, step // 3 % 2) for step in range(7)], ["step", "stage", "lap", "parity"])
 
 # %% [markdown]
-# At step 3 the ring wraps, and the parity changes with it. A thread that still asked for parity 0 would find that lap
-# finished and read the old tile: that is the bug in an exercise of this lesson. In the kernel this is the end of a
-# step, when the stage has been read and may be filled again:
+# At step 3 the ring wraps, and the parity changes with it. A thread that still waited for parity 0 would find that lap
+# finished and read the old tile: that is the bug in an exercise of this lesson. This is the end of a step in the
+# kernel, when the stage has been read and may be filled again:
 
 # %%
 show_source(make_wgmma, "cuda.syncthreads()  # both", "stage, parity = 0, 1")
 
 # %% [markdown]
-# The products are those of the rung before, and so are the tiles; only the copies changed. How much faster is the
+# The products and the tiles are those of the previous rung; only the copies have changed. How much faster is the
 # product when TMA copies its tiles?
 
 # %%
 climb(recorded, "wgmma", against="wgmma_cp_async")
 
 # %% [markdown]
-# {{ half['wgmma'] / half['wgmma_cp_async'] - 1:.0% }}. The copies cost
+# {{ half['wgmma'] / half['wgmma_cp_async'] - 1:.0% }}. The copies were
 # {{ 1 - tma.instructions / cp_async.instructions:.0% }} of the instructions: addresses, edges, and the copies
-# themselves, for each thread. They are gone, and one thread makes a few requests instead. The barrier at the end of
+# themselves, in every thread. They are gone, and one thread makes a few requests instead. The barrier at the end of
 # each step remains.
 #
 # ## Specialised warps
 #
-# All threads of a block still do the same, so while they wait for one another at the end of a step, no product of
-# theirs is under way. With *specialised warps* one warpgroup, the *producer*, only requests tiles, as far ahead as the
+# All threads of a block still do the same, so while they wait for one another at the end of a step, the block has no
+# product in flight. With *specialised warps* one warpgroup, the *producer*, only requests tiles, as far ahead as the
 # ring allows. Two others, the *consumers*, multiply and store the result. While one waits, the products of the other
-# are under way. And *persistent* blocks, one for each SM, compute one part of `out` after another: while the consumers
-# store one part, the producer already requests tiles for the next.
+# are in flight. And *persistent* blocks, one per SM, compute one tile of `out` after another: while the consumers store
+# one, the producer already requests tiles for the next.
 
 # %%
 pictures.specialised()
 
 # %% [markdown]
 # Producer and consumers wait for each other, so each stage has two mbarriers: `loaded` says that it may be read, and
-# `freed` that it may be overwritten. `freed` counts no bytes but the consumers that arrive. This is the producer. It
-# needs few registers, and `setmaxnreg` leaves the rest to the consumers.
+# `freed` that it may be overwritten. `freed` counts not bytes but the consumers that have arrived. This is the
+# producer. It needs few registers, and `setmaxnreg` leaves the rest to the consumers.
 
 # %%
 show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "tile_id = tile_id +")
 
 # %% [markdown]
-# `tile_id` is the part of `out`, and the inner loop goes along k. `split` is for products with fewer parts than SMs;
+# `tile_id` is the tile of `out`, and the inner loop goes along k. `split` is for products with fewer tiles than SMs;
 # here it is false. The consumers have the same two loops. Inside, they wait for `loaded`, multiply as above, and arrive
 # at `freed`:
 
@@ -152,9 +152,9 @@ show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "tile_id = tile_i
 show_source(make_wgmma_specialised, "ptx.mbarrier_wait(loaded, stage, parity)", "ptx.mbarrier_arrive(freed")
 
 # %% [markdown]
-# Three rungs separate what this kernel does. *wgmma_roles* has a producer and two consumers, still with a block for
-# each tile of 128 × 128. *wgmma_persistent* has one block for each SM. *wgmma_specialised* has tiles of 128 × 256.
-# Which helps most: specialised warps, persistent blocks or larger tiles?
+# Three rungs separate what this kernel does. *wgmma_roles* has a producer and two consumers, still with one block per
+# tile of 128 × 128. *wgmma_persistent* has one block per SM. *wgmma_specialised* has tiles of 128 × 256. Which helps
+# most: specialised warps, persistent blocks or larger tiles?
 
 # %% tags=["hide-input"]
 from labkit.measure import ncu
@@ -169,9 +169,10 @@ table([(name.removeprefix("matmul_half_"), 1000 * row.timing.p50, 1000 * row.gra
 # %% [markdown]
 # All three together save about a sixth of the time, however it is measured{{ if a_sixth }}. For the single steps the
 # three ways of timing disagree: called once with cold caches, back to back in a CUDA graph (lesson 13), and under
-# Nsight Compute (lesson 12). There each saves about {{ each:.0% }}. Called once, persistent blocks save most; in the
+# Nsight Compute (lesson 12), where each saves about {{ each:.0% }}. Called once, persistent blocks save most; in the
 # graph they save nothing{{ if persistent_differs }}. The largest tile is ahead in every column{{ if largest_ahead }}.
-# So I would not say which of the three matters most, only that each removes an idle time that the picture shows.
+# So I would not say which of the three matters most, only that each removes some of the idle time that the picture
+# shows.
 #
 # ## Against cuBLAS
 
@@ -188,16 +189,16 @@ agree(MATMUL_HALF, ["matmul_half_wgmma_cp_async", "matmul_half_wgmma"], sizes=({
 # a graph.
 #
 # An article, *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*, climbs such a ladder on an RTX 3090, which has
-# `mma.sync` only (lesson 32 runs its model). There, too, tiles that are filled by hand are slower than
-# none{{ if by_hand_slower }}, and at equal precision its product stayed about 13%{{ quoted }} behind cuBLAS. With
-# `mma.sync` the distance is larger on an H100{{ if mma_sync_behind }}, whose cuBLAS uses `wgmma`.
+# `mma.sync` only (lesson 32 runs its model). There, too, tiles filled by hand are slower than no
+# tiles{{ if by_hand_slower }}, and at equal precision its product stayed about 13%{{ quoted }} behind cuBLAS. On an
+# H100 the gap is larger with `mma.sync`{{ if mma_sync_behind }}, because cuBLAS uses `wgmma` there.
 
 # %% [markdown]
 # ## What I learned
 #
 # - An operand that never passes through registers needs no instruction to load it: that is the step from `mma.sync` to
 #   `wgmma`.
-# - One thread can feed an SM. The others need a way to wait: an mbarrier, and a bit for the lap.
+# - One thread can feed an SM. The others need a way to wait: an mbarrier, and one bit for the lap.
 # - Every rung removed a detour: of operands through registers, of addresses through threads, of a tile through an empty
 #   pipeline.
 

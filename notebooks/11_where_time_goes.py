@@ -12,8 +12,8 @@
 # ## The problem
 #
 # So far I have timed kernels. But a program does more than run a kernel: it starts, allocates, copies, launches, and
-# copies back. This lesson times all of that, once, from NumPy to NumPy, for a product of two matrices with 256 rows and
-# 256 columns. The kernel in the middle is the simplest one of lesson 06.
+# copies back. This lesson times all of that, from NumPy to NumPy, for one product of two matrices with 256 rows and 256
+# columns. The kernel in the middle is the simplest one of lesson 06.
 
 # %%
 from labkit import agree, device, measure, roofline, show_source, table
@@ -41,8 +41,8 @@ show_source(overheads.product_trip)
 
 # %% [markdown]
 # `ranges` can be anything that marks a range. Here it is labkit's `Ranges`, a stopwatch that waits for the device at
-# the end of each range and adds up the time. Called for the first time, how long does the whole program run, and which
-# part is the longest?
+# the end of each range and adds up the time. How long does the program take when it is called for the first time, and
+# which part takes longest?
 
 # %%
 first = ranges.Ranges("The first time")
@@ -50,7 +50,7 @@ overheads.product_trip(first)
 first
 
 # %% [markdown]
-# Now call the same function again, in the same process. Which parts of the program get shorter the second time?
+# Now call the same function again, in the same process. Which parts of the program take less time the second time?
 
 # %%
 second = ranges.Ranges("The second time")
@@ -78,18 +78,19 @@ pictures.trips_table(first.to_json(), second.to_json())
 # %% [markdown]
 # In that notebook the allocation takes 125 ms{{ quoted }}, thirty-four thousand times as long as its kernel. Allocating
 # is not slow in itself. The first call that needs the GPU creates a *context*: the driver sets up memory and queues for
-# this process, and the time is charged to the range that happens to be open. On the H200 it was a
+# this process, and that time counts for whichever range is open. On the H200 it was a
 # fifth{{ if near(cold['allocate'] / 124.9 - 1, 1 / 5, 0.2) }} more.
 #
 # In Python, more things happen only once:
 #
 # - Modules are imported, before the first range begins.
 # - The first launch of a kernel compiles it, from Python to machine code. In the H200's cold column that is three
-#   quarters{{ if near(compiling_share, 3 / 4) }} of everything. The CPU device compiles as well, unless the compiled
+#   quarters{{ if near(compiling_share, 3 / 4) }} of the total. The CPU device compiles as well, unless the compiled
 #   kernel is still in its cache on disk.
 # - The operating system provides a page of memory only when it is first touched.
 #
-# How long does a new process take to its first result, and how much of that is spent before the first range begins?
+# How long does a new process take to produce its first result, and how much of that passes before the first range
+# begins?
 
 # %%
 fresh = overheads.cold_start()
@@ -100,15 +101,15 @@ ranges.RecordedRanges(fresh["trips"][0], "Then the first product of a fresh proc
 # %% [markdown]
 # On the H200's host the imports take {{ series.cold_start.import_ms:.0f }} ms, and the first product as long
 # again{{ if near(cold['matrix product'] / series.cold_start.import_ms, 1, 0.2) }}. For a program that runs for hours
-# this does not matter. A test that runs for a second, a function in the cloud that starts for each request, a loop that
-# starts a process for each file: these are cold start and little else. The cure is always to keep something: the
-# process and with it the context, the compiled kernel (`cache=True` in `cuda.jit` keeps it on disk), the buffers.
+# this does not matter. A test that runs for a second, a cloud function that starts for each request, a loop that starts
+# a process for each file: these are cold start and little else. The cure is always to keep something: the process and
+# with it the context, the compiled kernel (`cache=True` in `cuda.jit` keeps it on disk), or the buffers.
 #
 # ## The same, as a picture
 #
-# A *timeline* shows the ranges along time, the inner ones under the outer one. Your GPU, or else the H200, was watched
-# by a *profiler* as well, a program that records what another program does. It adds two rows: the calls that Python
-# made to the driver, and what the GPU did. What share of the time is the GPU at work?
+# A *timeline* shows the ranges along a time axis, the inner ones under the outer one. On your GPU, or else the H200, a
+# *profiler* was running as well, a program that records what another program does. It adds two rows: the calls that
+# Python made to the driver, and what the GPU did. For what share of the time is the GPU busy?
 
 # %%
 here = {"title": f"Here, the second time. {measure.where()}", "events": second.events()}
@@ -122,14 +123,14 @@ print(f"under the profiler the GPU is at work for {busy:.0f} of {events[0]['us']
 
 # %% [markdown]
 # A tenth{{ if near(gpu_share, 0.1) }} on the H200. Wherever the GPU's row is empty, the GPU is waiting for the host to
-# launch something. The CPU device has no such gaps: there the host itself computes, and the kernel is nearly
-# everything.
+# launch something. The CPU device has no such gaps: there the host itself computes, and the kernel takes nearly all of
+# the time.
 #
 # ## Ranges that do not wait
 #
-# These ranges wait for the device at their end. Ranges in a profiler do not: they end when the host's code gets there,
-# and a launch only puts the kernel into a queue and returns. On a GPU, which range gets shorter without the waiting,
-# and which one gets longer?
+# These ranges wait for the device at their end. Ranges in a profiler do not: they end when the host's code reaches the
+# end, and a launch only puts the kernel into a queue and returns. On a GPU, which range gets shorter without the
+# waiting, and which gets longer?
 
 # %%
 loose = ranges.Ranges("Without waiting", wait=False)
@@ -142,25 +143,25 @@ table([(part, 1000 * second.ms(part), 1000 * loose.ms(part)) for part in ("copy 
 # %% [markdown]
 # On a GPU the kernel's range shrinks to the launch. The kernel's time turns up under "copy to the host", which has to
 # wait for the result. On the CPU device a launch returns only when the kernel has ended. There both columns time the
-# same work, and they differ only by what else the machine is doing.
+# same work, and differ only because of what else the machine is doing.
 #
-# This is the commonest misreading of a profile: a copy that looks slow because it waits for a kernel. The notebook from
-# above calls `cudaDeviceSynchronize` after its kernel, so its 3.652 µs{{ quoted }} are the kernel's. But its copies of
-# 3.330 and 0.110 µs{{ quoted }} are not the speed of the bus: those ranges show the time of the host's code, and
-# nothing else.
+# This is the most common misreading of a profile: a copy that looks slow because it waits for a kernel. The notebook
+# mentioned above calls `cudaDeviceSynchronize` after its kernel, so its 3.652 µs{{ quoted }} are the kernel's. But its
+# copies of 3.330 and 0.110 µs{{ quoted }} do not show the speed of the bus: those ranges show the time of the host's
+# code, and nothing else.
 #
 # ## NVTX and Nsight Systems
 #
 # *NVTX* is NVIDIA's interface for such ranges. In CUDA C++ a program pushes a name at the beginning and pops it at the
-# end. In Python the package `nvtx` (`pip install nvtx`) does it, and where it is installed, each of labkit's ranges is
-# an NVTX range, too. *Nsight Systems* shows them on a timeline:
+# end. In Python the package `nvtx` (`pip install nvtx`) does so, and where it is installed, each of labkit's ranges is
+# also an NVTX range. *Nsight Systems* shows them on a timeline:
 #
 # ```
 # nsys profile --trace=cuda,nvtx --stats=true python my_program.py
 # ```
 #
-# Here is what `nsys` printed in that notebook, rearranged. It gives half of the time to the product and half to the
-# allocation. What is wrong with such percentages?
+# Here is what `nsys` printed in that notebook, rearranged. It attributes half of the time to the product and half to
+# the allocation. What is wrong with these percentages?
 
 # %% tags=["hide-input"]
 total_us = sum(pictures.SOURCE_US.values())
@@ -168,8 +169,8 @@ table([(us / total_us, 1000 * us, part) for part, us in pictures.SOURCE_US.items
       {"share": ".1%", "ns": ",.0f", "range": ""}, note="CUDA C++, as that notebook printed it.")
 
 # %% [markdown]
-# `nsys` divides by the sum of all ranges, and the outer range contains the others, so the 125 ms{{ quoted }} are in the
-# sum twice. Always ask what a percentage is a percentage of. The next table divides by the outermost range.
+# `nsys` divides by the sum of all ranges, and the outer range contains the others, so the 125 ms{{ quoted }} are
+# counted twice. Always ask what a percentage is a percentage of. The next table divides by the outermost range.
 
 # %% tags=["hide-input"]
 outer = "matrix product"
@@ -178,11 +179,11 @@ source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000,
 ranges.RecordedRanges(source, "The same ranges", "CUDA C++, as that notebook printed it")
 
 # %% [markdown]
-# Now the allocation is nearly everything, as it was.
+# Now the allocation takes nearly all of the time, as it did in the program.
 #
-# *Nsight Compute* (lesson 12) knows the ranges, too: with `--nvtx` it names, for each kernel, the ranges in which it
-# was launched. Here is its trace of a program with the trip above and two softmaxes (lesson 16), each in a range of its
-# own.
+# *Nsight Compute* (lesson 12) knows the ranges too: with `--nvtx` it names, for each kernel, the ranges in which it was
+# launched. Here is its output for a program with the product above and two softmaxes (lesson 16), each in a range of
+# its own.
 
 # %%
 from labkit.measure import ncu_ranges
@@ -190,10 +191,10 @@ from labkit.measure import ncu_ranges
 ncu_ranges.table()
 
 # %% [markdown]
-# When a kernel is launched from twenty places in a program, the ranges say which of them is the slow one.
+# When a kernel is launched from twenty places in a program, the ranges say which of the launches is the slow one.
 #
-# The GPU's rows in the picture above come from PyTorch's profiler, `torch.profiler.profile`, which needs no other
-# program. It reads the same records from the driver (through a library called CUPTI), with `record_function` for the
+# The GPU's rows in the picture above come from PyTorch's profiler, `torch.profiler.profile`, which needs no separate
+# program. It gets the same records from the driver (through a library called CUPTI), uses `record_function` for the
 # ranges, and sees Numba's kernels as well as PyTorch's own:
 #
 # ```python
@@ -204,21 +205,21 @@ ncu_ranges.table()
 #
 # ## What a copy costs
 #
-# The next figure has copies from 4 bytes upwards, in both directions. Ordinary memory of the host is *pageable*: the
-# operating system may move it, so a copy needs the CPU's help. *Pinned* memory stays where it is, and the GPU reads it
-# by itself. What shape does the curve have, and how much longer does a copy of 4,096 bytes take than one of 4?
+# The next figure shows copies from 4 bytes upwards, in both directions. Ordinary host memory is *pageable*: the
+# operating system may move it, so a copy needs the CPU's help. *Pinned* memory stays where it is, and the GPU can read
+# it directly. What shape does the curve have, and how much longer does a copy of 4,096 bytes take than one of 4?
 
 # %%
 pictures.copy_cost(overheads.copy_sizes())
 
 # %% [markdown]
 # The curve is flat at first, so the two take the same time{{ if flat_start }}; then twice the bytes take twice the
-# time. A copy costs something to start, and something for each byte:
+# time. A copy has a cost to start, and a cost per byte:
 #
 # $$t = t_0 + \frac{n}{B}$$
 #
-# As long as $n$ is small against $t_0 B$, the last column of the next table, the bytes are nearly free. So many small
-# copies are the worst way to move anything, and programs pack small arrays into one.
+# As long as $n$ is small compared with $t_0 B$, the last column of the next table, the bytes are nearly free. So many
+# small copies are the worst way to move data, and programs pack small arrays into one.
 
 # %% tags=["hide-input"]
 copies, sizes = (measure.recorded_series(name, gpu="NVIDIA H200") for name in ("copies", "copy_sizes"))
@@ -232,19 +233,19 @@ table([(name, sizes[f"{way}_us"][0], copies[way]["gbs"], sizes[f"{way}_us"][0] *
 # %% [markdown]
 # To the device, pinned memory is {{ copies.h2d_pinned.gbs / copies.h2d_pageable.gbs:.1f }} times as fast for large
 # copies, and no cheaper to start{{ if pinned_starts_alike }}. A copy to the device costs {{ words(start_ratio) }} times
-# as much to start as a copy back. The bus is not the reason. Look at the timeline again: on the GPU's row a copy takes
+# as much to start as a copy back. The bus is not the reason. Look at the timeline again: in the GPU's row a copy takes
 # {{ gpu_copy_us:.0f }} µs in either direction{{ if alike }}, and the range around the two copies to the device takes
-# {{ to_device_us:.0f }} µs. The rest is the host's: Python and the driver prepare a copy, and they take longer to
-# prepare one to the device.
+# {{ to_device_us:.0f }} µs. The rest is the host's: Python and the driver prepare a copy, and preparing one to the
+# device takes longer.
 #
 # ## What I learned
 #
 # - The first call of any kind pays for the context. Make one on purpose before you time anything.
 # - A range that does not wait shows when the host launched the work, and nothing about when the GPU did it.
-# - Percentages of nested ranges count things twice. In that notebook's table, 50% and 50%{{ quoted }} are one and the
+# - Percentages of nested ranges count time twice. In that notebook's table, 50% and 50%{{ quoted }} are one and the
 #   same 125 ms{{ quoted }}.
-# - A small product spends a tenth of its time on the GPU. Making its kernel faster would be no use.
-# - Many small copies pay many times for starting.
+# - A small product spends a tenth of its time on the GPU. A faster kernel would hardly help.
+# - Many small copies pay the cost of starting many times.
 #
 # ## Resources
 #
@@ -257,7 +258,7 @@ table([(name, sizes[f"{way}_us"][0], copies[way]["gbs"], sizes[f"{way}_us"][0] *
 # - Give `product_trip` matrices of 1,024 rows: `large = ranges.Ranges("1,024")`, then
 #   `overheads.product_trip(large, n=1024)`, and show `large`. Predict: which parts grow by sixteen, which by
 #   sixty-four, which not at all?
-# - Put ten copies of 4 KB into a range, and one copy of 40 KB into another. Predict the ratio from the curve above.
+# - Put ten copies of 4 KB into one range, and one copy of 40 KB into another. Predict the ratio from the curve above.
 # - Nest the ranges of `product_trip` in another one and call it twice inside. What do *times* and *ms each* say?
 #
 # Next: **inside a kernel**: Nsight Compute, for when it is the kernel that takes the time.

@@ -1,18 +1,18 @@
 """Find the bug: the last copy
 
 `a` has R rows of 64 elements. The kernel adds up each column and writes the sums in reverse order. One block of 64
-threads streams the rows through two stages in shared memory: while it adds one row, the copy of the next one is under
-way. Each thread reads what another one has copied.
+threads streams the rows through two stages in shared memory: while it adds one row, the copy of the next one is in
+flight. Each thread reads what another one has copied.
 
-On a GPU it may pass any number of tests. Which row does the last round not wait for? `observe` knows, and so does the
-lesson's table of groups.
+On a GPU it may pass any number of tests. Which row does the last round not wait for? `observe` finds it, and the
+lesson's table of groups shows why.
 """
 
-HINTS = ("How many groups has a thread committed when it comes to the wait in the first round, with R = 3? And in the "
+HINTS = ("How many groups has a thread committed when it reaches the wait in the first round, with R = 3? And in the "
          "last?",
-         "ptx.cp_async_wait(1) lets the newest group pass. In the last round the newest group is the row that is about "
-         "to be read.",
-         "Commit in every round, also when there is nothing left to copy: the empty group is then the newest.")
+         "ptx.cp_async_wait(1) does not wait for the newest group. In the last round the newest group is the row that "
+         "is about to be read.",
+         "Commit in every round, even when there is nothing left to copy: then the empty group is the newest.")
 POINTS = 3
 
 from numba import float32
@@ -99,7 +99,7 @@ EXERCISE = KernelExercise(
     domain=of(0, *SUMMED),
     demand=by_asynchronous_copies,
     wrong={
-        "in the last round there is one group only, and the wait lets it pass":
+        "in the last round the newest group is the row to be read, and nothing waits for it":
             Edit("ptx.cp_async_commit()\n"
                  "ptx.cp_async_wait(1)",
                  "    ptx.cp_async_commit()\n"
@@ -109,7 +109,7 @@ EXERCISE = KernelExercise(
             Edit("cuda.syncthreads()\n"
                  "total += tile[row % 2 * 64 + 63 - i]",
                  "total += tile[row % 2 * 64 + 63 - i]"),
-        "no barrier between the reads and the next copy into the same place":
+        "no barrier between the reads and the next copy into the same stage":
             Edit("cuda.syncthreads()\n"
                  "row = after",
                  "row = after"),

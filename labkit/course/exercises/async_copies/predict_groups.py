@@ -1,16 +1,16 @@
 """Predict: groups and stages
 
-A kernel has a ring of stages and copies as the lesson's does: before the loop it closes a group of copies for each
-stage but one, and in every step one more, which is empty where there is nothing left to copy. For 3 stages and 5 steps
-the lesson's table says: each wait lets 1 group be under way, in step 1 that is group 2, and 2 groups are empty.
+A kernel has a ring of stages and copies as the lesson's does: before the loop it closes one group of copies for each
+stage but one, and in every step one more, which is empty when there is nothing left to copy. For 3 stages and 5 steps
+the lesson's table says: each wait leaves 1 group in flight, in step 1 that is group 2, and 2 groups are empty.
 
 Now there are 4 stages and 10 steps. Steps, tiles, groups and stages are counted from 0.
 
 - `pending`: what is the n of `cp_async_wait(n)`, if as many copies as possible should be in flight?
-- `newest`: when the wait of step 3 returns, which is the newest group that may be under way?
+- `newest`: when the wait of step 3 returns, what is the newest group that may be in flight?
 - `stage`: into which stage goes the copy that step 3 starts?
 - `empty`: how many of all groups are empty?
-- `ring_bytes`: a stage holds 128 × 32 float16 values of `a` and 32 × 128 of `b`. How many bytes has the ring?
+- `ring_bytes`: a stage holds 128 × 32 float16 values of `a` and 32 × 128 of `b`. How many bytes does the ring take?
 """
 
 HINTS = ("Which group must be complete before step s multiplies tile s, and how many groups have been closed by then?",
@@ -40,19 +40,19 @@ GROUPS = {"pending": 2, "newest": 5, "stage": 2, "empty": 3, "ring_bytes": 65_53
 EXERCISE = PredictionExercise(
     name="predict_groups",
     truth=lambda: GROUPS,
-    how={"pending": "in step s the groups up to s + 2 are closed, and group s has to be complete: two may be under way",
-         "newest": "step 3, and two further",
+    how={"pending": "in step s the groups up to s + 2 are closed, and group s has to be complete: two may be in flight",
+         "newest": "two groups after group 3",
          "stage": "step 3 starts to copy tile 6, and tile t goes into stage t modulo 4",
          "empty": "three groups before the loop and one in each of ten steps, for ten tiles",
          "ring_bytes": "4 stages of 128 * 32 + 32 * 128 values of 2 bytes"},
-    wrong={"three groups under way: the tile of this step may be one of them": {"pending": 3, "newest": 6},
-           "as with two stages, nothing may be under way": {"pending": 0, "newest": 3},
-           "the stage of the tile that is multiplied": {"stage": 3},
-           "nothing is closed where nothing is copied": {"empty": 0},
-           "values, not bytes": {"ring_bytes": 32_768}},
+    wrong={"three groups were left in flight: the tile of this step may be one of them": {"pending": 3, "newest": 6},
+           "nothing was left in flight, as with two stages": {"pending": 0, "newest": 3},
+           "it is the stage of the tile that is multiplied": {"stage": 3},
+           "no group was counted where nothing is copied": {"empty": 0},
+           "values were counted, not bytes": {"ring_bytes": 32_768}},
 )
 
 AFTER = """
-A fourth stage needs another 16 KB and lets every copy run for three steps. Whether it pays depends on what three stages
-leave to wait for.
+A fourth stage needs another 16 KB and lets every copy take three steps. Whether it pays depends on how much waiting is
+left with three.
 """

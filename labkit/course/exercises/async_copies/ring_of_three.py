@@ -4,14 +4,15 @@
 of 64, `[[1, 2, 3, 4], [10, 20, 30, 40]]` gives `[44, 33, 22, 11]`.
 
 One block of 64 threads streams the rows through a ring of three stages in shared memory. While a row is added, the
-copies of the next two are under way, each thread reads what another one has copied, and one barrier a row is enough.
+copies of the next two are in flight. Each thread reads what another one has copied, and one barrier per row is enough.
 Copy with `ptx.cp_async_4(tile, offset, a, r * 64 + i, 4)`. R may be 1.
 """
 
 HINTS = ("Which rows are copied before the loop? When a thread has passed the barrier of row r, which row has every "
          "thread finished reading, and which row may go there?",
-         "Before the loop: rows 0 and 1, one group each, empty where there is no such row. In round r: wait until one "
-         "group may be left, barrier, start the copy of row r + 2 into stage (r + 2) % 3, close the group, add row r.",
+         "Before the loop: rows 0 and 1, one group each, empty where there is no such row. In round r: wait until at "
+         "most one group is left, barrier, start the copy of row r + 2 into stage (r + 2) % 3, close the group, add "
+         "row r.",
          "ptx.cp_async_wait(1); cuda.syncthreads(); if r + 2 < rows: ptx.cp_async_4(tile, (r + 2) % 3 * 64 + i, a, "
          "(r + 2) * 64 + i, 4); ptx.cp_async_commit(); total += tile[r % 3 * 64 + 63 - i].")
 POINTS = 3
@@ -52,15 +53,15 @@ from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, dot_prod
 from labkit.course.exercises.async_copies import ZERO, by_asynchronous_copies
 
 
-@asks("The rows of `a` come by asynchronous copies, through three stages, with one barrier a row.")
+@asks("The rows of `a` are loaded by asynchronous copies, through three stages, with one barrier per row.")
 def _one_barrier_a_row(report) -> str | None:
     found = by_asynchronous_copies(report)
     if found:
         return found
     rows = next(iter(report.arrays.values()))[1][0]
     if rows > 1 and report.counts["barriers"] > rows + 1:
-        return (f"For {rows} rows the block passes {report.counts['barriers']} barriers. With three stages one a row "
-                "is enough: after it, every thread has read the row before, whose stage is filled next.")
+        return (f"For {rows} rows the block passes {report.counts['barriers']} barriers. With three stages one per "
+                "row is enough: after it, every thread has read the previous row, whose stage is filled next.")
     return None
 
 
@@ -107,9 +108,9 @@ EXERCISE = KernelExercise(
     domain=of(0, *SUMMED),
     demand=_one_barrier_a_row,
     wrong={
-        "the wait lets two groups be under way, and the second is this row":
+        "the wait leaves two groups in flight, and this row may be one of them":
             Edit("ptx.cp_async_wait(1)", "ptx.cp_async_wait(2)"),
-        "no group is closed where nothing is left to copy, so the last waits let their own row pass":
+        "no group is closed when nothing is left to copy, so the last waits do not wait for their row":
             Edit("if after < rows:\n"
                  "    ptx.cp_async_4(tile, after % 3 * 64 + i, a, after * 64 + i, 4)\n"
                  "ptx.cp_async_commit()",
@@ -125,7 +126,7 @@ EXERCISE = KernelExercise(
                  "if after < rows:\n"
                  "    ptx.cp_async_4(tile, after % 3 * 64 + i, a, after * 64 + i, 4)\n"
                  "cuda.syncthreads()"),
-        "two stages, and two barriers a row": ring_of_two,
+        "two stages, and two barriers per row": ring_of_two,
         "no asynchronous copies: every row is waited for": ring_without_copies,
     },
 )

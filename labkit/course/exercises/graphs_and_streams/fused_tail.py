@@ -2,14 +2,14 @@ r"""Three kernels made one
 
 $$\text{out} = \max(x + b,\, 0) + r$$
 
-A layer's bias, its activation, and the residual. As three kernels these are three launches, and the intermediate
-results go to memory and back twice. Write one kernel that does it all, with a thread per element, in blocks of 128.
-`x`, `r` and `out` are matrices stored row by row and passed as flat arrays. `bias` has one element per column, so a
-row is as long as `bias`.
+A layer's bias, its activation, and the residual. Three kernels take three launches, and the intermediate results go to
+memory and back twice. Write one kernel that does it all, with one thread per element, in blocks of 128. `x`, `r` and
+`out` are matrices stored row by row and passed as flat arrays. `bias` has one element per column, so a row is as long
+as `bias`.
 """
 
 HINTS = ("For a width of 5: which element of bias belongs to elements 0, 4, 5 and 12 of x?",
-         "The remainder i % bias.size is the column. Addition, maximum and second addition fit into one expression, "
+         "The remainder i % bias.size is the column. Addition, maximum and second addition fit in one expression, "
          "under the guard.",
          "out[i] = max(x[i] + bias[...], float32(0.0)) + residual[i]")
 POINTS = 2
@@ -42,11 +42,11 @@ def _each_array_once(report):
     elements = elements_of_argument(report, 3)
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]
     if stores > elements:
-        return (f"{stores:,} values are stored for {elements:,} elements: the result goes through memory on its way. "
-                "Each thread should store one value, and keep what comes between in a variable.")
+        return (f"{stores:,} values are stored for {elements:,} elements: intermediate results go to memory. "
+                "Each thread should store one value, and keep what comes before it in a variable.")
     if loads > 3 * elements:
         return (f"{loads:,} values are loaded for {elements:,} elements: each thread should load three, each of "
-                "them once. Keep in a variable what is used a second time.")
+                "them once. Keep a value that is used a second time in a variable.")
     return None
 
 
@@ -71,7 +71,7 @@ EXERCISE = KernelExercise(
         "the residual is added before the maximum, not after it":
             Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
                  "out[i] = max(x[i] + bias[i % bias.size] + residual[i], float32(0.0))"),
-        "the bias is taken by the row, and there is one for each column":
+        "the bias is indexed by row, but there is one for each column":
             Edit("i % bias.size", "(i // bias.size) % bias.size"),
         "the bias is added after the maximum":
             Edit("(x[i] + bias[i % bias.size], float32(0.0))", "(x[i], float32(0.0)) + bias[i % bias.size]"),
@@ -81,5 +81,5 @@ EXERCISE = KernelExercise(
 
 AFTER = """
 The three kernels read and write 7 arrays (the bias, which is small, not counted): the first reads one and writes one,
-the second as well, the third reads two and writes one. The fused kernel reads two and writes one.
+and so does the second; the third reads two and writes one. The fused kernel reads two and writes one.
 """

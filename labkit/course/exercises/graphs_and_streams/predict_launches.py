@@ -1,15 +1,16 @@
 """Predict: a queue of launches
 
-A launch costs the host 30 µs. The GPU starts a kernel as soon as its launch is done and the kernel before it has
-ended. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How many microseconds pass
+A launch costs the host 30 µs. The GPU starts a kernel as soon as its launch is done and the previous kernel has
+finished. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How many microseconds pass
 from the first launch to the end of the last kernel,
 
 - if a kernel takes 4 µs,
 - if a kernel takes 100 µs,
 - if a kernel takes 4 µs and the program waits for each before it launches the next?
 
-Then put the 1,000 kernels of 4 µs into a graph. Launching the graph costs 20 µs, once, and a kernel inside it 1 µs on
-top of its 4. Last: in the first case, for what percentage of the time does the GPU compute? Round to whole numbers.
+Then put the 1,000 kernels of 4 µs into a graph. Launching the graph costs 20 µs, once, and each kernel inside it 1 µs
+on top of its 4. Finally: in the first case, for what percentage of the time does the GPU compute? Round to whole
+numbers.
 """
 
 HINTS = ("Draw two rows, the host above and the GPU below, and the first three launches with their kernels. Which row "
@@ -66,18 +67,19 @@ EXERCISE = PredictionExercise(
     truth=launches_truth,
     how={
         "short_us": "draw two rows, host and GPU. The host launches every 30 us. When does the last kernel start?",
-        "long_us": "now the GPU is the slow one. After the first launch, when is it ever without work?",
+        "long_us": "now the GPU is the slower one. After the first launch, is it ever without work?",
         "waiting_us": "nothing overlaps any more: each round is a launch and then a kernel.",
-        "graph_us": "one launch of the graph, then 1,000 kernels with a microsecond between them.",
+        "graph_us": "one launch of the graph, then 1,000 kernels of 4 us, each with one microsecond on top.",
         "busy_percent": "the GPU computes 4 us of every 30.",
     },
     wrong={
-        "launch and kernel are added up, and the host launches on while the GPU computes": {"short_us": 34_000},
-        "only the kernels are counted; the GPU waits for each launch": {"short_us": 4_000},
-        "the launches are added to the kernels; after the first one they are hidden behind them": {"long_us": 130_000},
-        "waiting after each launch costs as much as not waiting": {"waiting_us": 30_004},
-        "a graph still pays for each launch": {"graph_us": 34_000},
-        "the GPU is taken to be busy all the time": {"busy_percent": 100},
+        "launch and kernel were added up, but the host goes on launching while the GPU computes": {"short_us": 34_000},
+        "only the kernels were counted, but the GPU waits for each launch": {"short_us": 4_000},
+        "the launches were added to the kernels, but all except the first are hidden behind them":
+            {"long_us": 130_000},
+        "waiting after each launch was taken to cost nothing": {"waiting_us": 30_004},
+        "each launch in the graph was charged in full": {"graph_us": 34_000},
+        "the GPU was taken to be busy all the time": {"busy_percent": 100},
     },
 )
 

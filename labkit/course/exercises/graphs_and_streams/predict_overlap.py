@@ -1,8 +1,8 @@
 """Predict: three engines
 
 Copying an array to the device takes 8 ms, the kernel 12 ms, the copy back 4 ms. The array is cut into four equal
-chunks. The GPU's three engines (copies there, kernels, copies back) work at the same time, each on one chunk after
-the other. How many milliseconds does it all take
+chunks. The GPU's three engines (copies to the device, kernels, copies back) work at the same time, each on one chunk
+after another. How many milliseconds does it all take
 
 - if all chunks are on one stream,
 - if they are on three streams, used in turn,
@@ -10,11 +10,11 @@ the other. How many milliseconds does it all take
 - again in four chunks on three streams, once the kernel has been improved to 4 ms for the whole array?
 """
 
-HINTS = ("Draw three rows, one for each engine, and fill in the first chunk's three parts. Where can the second "
-         "chunk's copy begin?",
+HINTS = ("Draw three rows, one per engine, and fill in the first chunk's three parts. When can the second chunk's copy "
+         "begin?",
          "On one stream nothing overlaps. On three, the engine with the most work never waits once it has begun: what "
          "comes before its first chunk, and what after its last?",
-         "8 + 12 + 4; 2 + 12 + 1; 12; and with the faster kernel the copies there set the pace: 8 + 1 + 1.")
+         "8 + 12 + 4; 2 + 12 + 1; 12; and with the faster kernel the copies to the device set the pace: 8 + 1 + 1.")
 POINTS = 2
 NEEDS = ("predict_launches",)
 
@@ -51,22 +51,22 @@ EXERCISE = PredictionExercise(
     truth=overlap_truth,
     how={
         "one_stream_ms": "a stream is a queue: nothing in it overlaps.",
-        "four_chunks_ms": "a chunk takes 2, 3 and 1 ms. The kernels are the slowest part. When does the first of them "
+        "four_chunks_ms": "a chunk takes 2, 3 and 1 ms. The kernels are the slowest part. When does the first one "
                           "start, when does the last one end, and what comes after it?",
         "at_best_ms": "the engine with the most work needs all of its time, however small the chunks are.",
         "faster_kernel_ms": "a chunk now takes 2, 1 and 1 ms. Which engine never waits? What is left to do when it has "
-                            "ended?",
+                            "finished?",
     },
     wrong={
-        "chunks overlap on one stream": {"one_stream_ms": 15},
-        "the first copy there and the last copy back are forgotten": {"four_chunks_ms": 12},
-        "the first copy there is of the whole array, not of a chunk": {"four_chunks_ms": 21},
-        "the parts are added up as if nothing overlapped": {"four_chunks_ms": 24},
-        "a third of the whole is given: that holds for parts of equal length": {"at_best_ms": 8},
-        "the kernel is taken to set the pace, and the copy there is longer now": {"faster_kernel_ms": 7},
+        "chunks were taken to overlap on one stream": {"one_stream_ms": 15},
+        "the first copy to the device and the last copy back were left out": {"four_chunks_ms": 12},
+        "the first copy was taken to be of the whole array, not of a chunk": {"four_chunks_ms": 21},
+        "the parts were added up as if nothing overlapped": {"four_chunks_ms": 24},
+        "this is a third of the total, which holds for parts of equal length": {"at_best_ms": 8},
+        "the kernel was taken to set the pace, but now the copy to the device takes longer": {"faster_kernel_ms": 7},
     },
 )
 
 AFTER = """
-A kernel three times as fast made the whole 1.5 times as fast. Which part would you improve next?
+A kernel three times as fast made the whole program 1.5 times as fast. Which part would you improve next?
 """

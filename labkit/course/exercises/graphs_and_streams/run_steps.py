@@ -3,13 +3,12 @@ r"""Find the bug: one step too many
 A state `y` goes through the same small step many times, $y \leftarrow y/2 + x$. The launcher records one step as a
 graph and replays it. When called for three steps it returns the result of four.
 
-Before you run the check: when does `graphs.capture` run the function it is given, and what for? Its docstring says
-how to prevent that. But what then compiles the kernel? (Here it has been compiled before, by the two lines under the
-kernel.)
+Before you run the check: when does `graphs.capture` run the function it is given, and why? Its docstring says how to
+prevent that. But what compiles the kernel then? (Here it has already been compiled, by the two lines under the kernel.)
 """
 
 HINTS = ("Print y after the capture and before the first launch. Is it what was passed in?",
-         "capture runs its work once before it records it, so that every kernel is compiled. Here that run changes y.",
+         "capture runs the work once before recording it, so that every kernel is compiled. Here that run changes y.",
          "Pass warm_up=False to graphs.capture.")
 POINTS = 2
 NEEDS = ("predict_launches",)
@@ -58,11 +57,11 @@ from labkit.course.exercises import SUMMED, Edit, FunctionExercise, asks, of, on
 def _replays_a_graph(run) -> str | None:
     replayed = sum(one.in_graph for one in run.launches)
     if run.captures and not run.replays:
-        return (f"A graph is captured, and it is never replayed: for {run.size['steps']} steps {len(run.launches)} "
+        return (f"A graph is captured, but it is never replayed: for {run.size['steps']} steps {len(run.launches)} "
                 "kernels were launched one by one. What `graphs.capture` returns is replayed by its `launch()`.")
     if replayed < run.size["steps"] - 1:  # the warm-up may be a step
-        return (f"For {run.size['steps']} steps {len(run.launches)} kernels ran, {replayed} of them out of a graph. "
-                "Asked for is a step that is captured with `graphs.capture`, and then replayed.")
+        return (f"For {run.size['steps']} steps {len(run.launches)} kernels ran, {replayed} of them from a graph. "
+                "The step should be captured with `graphs.capture`, and then replayed.")
     return on_the_device(run)
 
 
@@ -88,15 +87,15 @@ EXERCISE = FunctionExercise(
     demand=_replays_a_graph,
     wrong={
         "the warm-up runs the step once more than the launches do": Edit(", warm_up=False", ""),
-        "capturing is counted as a run, and it only writes the launch down": Edit("range(steps)", "range(steps - 1)"),
-        "the graph is launched once, and it holds one step": Edit("for _ in range(steps):", "for _ in range(1):"),
+        "capturing is counted as a run, but it only records the launch": Edit("range(steps)", "range(steps - 1)"),
+        "the graph is launched once, but it holds only one step": Edit("for _ in range(steps):", "for _ in range(1):"),
         "the graph holds all the steps, and is launched as many times again":
             Edit("step_kernel[blocks, 128, stream](x, y)",
                  "[step_kernel[blocks, 128, stream](x, y) for _ in range(steps)]"),
         "there is no graph: each step is launched by the host":
             Edit("graph = graphs.capture(lambda stream: step_kernel[blocks, 128, stream](x, y), warm_up=False)", "",
                  "graph.launch()", "step_kernel[blocks, 128](x, y)"),
-        "grid and block are exchanged: in the largest case a block would have more than 1,024 threads":
+        "grid and block are swapped: in the largest case a block would have more than 1,024 threads":
             Edit("[blocks, 128, stream]", "[128, blocks, stream]"),
         "the steps are computed by NumPy, on the host": run_steps_on_the_host,
     },
@@ -113,6 +112,6 @@ EQUIVALENT = {
 }
 
 AFTER = """
-There are at least three cures, and `check` accepts each. Large programs warm up on a copy of the data, since a step
+There are at least three fixes, and `check` accepts each. Large programs warm up on a copy of the data, since a step
 that changes its input must not be run an extra time.
 """

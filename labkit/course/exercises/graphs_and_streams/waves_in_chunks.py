@@ -1,11 +1,11 @@
 """From a blank page: an array in chunks
 
-Write `waves_in_chunks(x, chunks)`. It runs `wave_kernel` over the host's array `x` in `chunks` equal chunks and
-returns the result as a NumPy array. The last chunk may be shorter, and if there are more chunks than elements, some
-have nothing to do: 10 elements in 4 chunks are 3, 3, 3 and 1, and 3 elements in 5 chunks are 1, 1 and 1.
+Write `waves_in_chunks(x, chunks)`. It runs `wave_kernel` over the host's array `x` in `chunks` equal chunks and returns
+the result as a NumPy array. The last chunk may be shorter, and if there are more chunks than elements, some are empty:
+10 elements in 4 chunks are 3, 3, 3 and 1, and 3 elements in 5 chunks are 1, 1 and 1.
 
-Each chunk gets a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream.
-Use three streams in turn.
+Each chunk needs a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream. Use
+three streams in turn.
 
 `cuda.device_array` allocates on the device and `cuda.pinned_array` on the host, `array[a:b]` is a part of either,
 `there.copy_to_device(part, stream)` and `back.copy_to_host(part, stream)` copy.
@@ -13,7 +13,7 @@ Use three streams in turn.
 
 HINTS = ("Which three things does a chunk need, and what do all three have in common? Look at `in_chunks` in the "
          "lesson.",
-         "Round the size of a chunk up, so that no element at the end is left out. Then fewer chunks may be enough: "
+         "Round the size of a chunk up, so that no elements at the end are left out. Then fewer chunks may be enough: "
          "how many of that size cover the array?",
          "size = -(-x.size // chunks); for chunk in range(-(-x.size // size)): slice the arrays, "
          "copy_to_device(x[part], stream), wave_kernel[-(-there.size // 128), 128, stream](there, back), "
@@ -62,8 +62,8 @@ from labkit.course.exercises import SUMMED, Edit, FunctionExercise, Reach, asks,
 from labkit.course.exercises.graphs_and_streams import BLOCK, blocks_of
 
 
-@asks("Each chunk that holds something gets one launch, in blocks of 128. Launches and copies are on the chunk's "
-      "stream, none on the default one, and chunks on more than one; the function waits before it returns.")
+@asks("Each chunk that is not empty gets one launch, in blocks of 128. Launches and copies are on the chunk's "
+      "stream, never on the default one, and chunks are on more than one; the function waits before it returns.")
 def _on_streams(run):
     """A launch for each chunk, copies and launches on streams, and a wait at the end."""
     if missing := on_the_device(run):
@@ -72,7 +72,7 @@ def _on_streams(run):
     wanted = blocks_of(n, blocks_of(n, chunks))
     launches = [stream for what, stream in run.order if what == "launch"]
     if len(launches) != wanted:
-        return (f"{n:,} elements in {chunks} chunks are {wanted} chunks that hold something, and {len(launches)} "
+        return (f"{n:,} elements in {chunks} chunks are {wanted} chunks that are not empty, and {len(launches)} "
                 "launches were made: there should be one for each.")
     for one, start in zip(run.launches, range(0, n, blocks_of(n, chunks)), strict=True):
         held = min(blocks_of(n, chunks), n - start)
@@ -87,13 +87,13 @@ def _on_streams(run):
         return "All chunks are on one stream, and in a stream nothing overlaps: use the streams in turn."
     back = [stream for what, stream in run.order if what == "copy back"]
     if back and len(back) == len(launches) and back != launches:
-        return "A chunk is copied back on another stream than its kernel's: it may be copied before it is computed."
+        return "A chunk is copied back on a different stream from its kernel's: it may be copied before it is computed."
     if run.order[-1][0] != "wait":
         return ("The function returns while the copies may still be under way: wait for the streams, or for the whole "
                 "device, before it does.")
     waited = [stream for what, stream in run.order if what == "wait"]
     if 0 not in waited and not set(launches) <= set(waited):
-        return "The function waits for some of its streams, and not for all that it used."
+        return "The function waits for some of its streams, but not for all that it used."
     return None
 
 
@@ -115,7 +115,7 @@ EXERCISE = FunctionExercise(
         "it returns before the work is done": Edit("cuda.synchronize()", "pass"),
         "all chunks are on one stream": Edit("streams[chunk % 3]", "streams[0]"),
         "the copy back is made on the default stream": Edit("(out[part], stream)", "(out[part])"),
-        "the copy there is made on the default stream": Edit("(x[part], stream)", "(x[part])"),
+        "the copy to the device is made on the default stream": Edit("(x[part], stream)", "(x[part])"),
         "the blocks are rounded down": Edit("[-(-there.size // 128), 128", "[max(1, there.size // 128), 128"),
         "the copy back is on another stream than the kernel":
             Edit("(out[part], stream)", "(out[part], streams[(chunk + 1) % 3])"),
@@ -133,8 +133,8 @@ EQUIVALENT = {
 }
 
 AFTER = """
-On a GPU the copy to the device overlaps with nothing as long as `x` is in pageable memory, and that is up to the
-caller. Which of the two copies can overlap here?
+On a GPU the copy to the device overlaps with nothing if `x` is in pageable memory, and that is up to the caller. Which
+of the two copies can overlap in any case?
 
 Next: the exercises of **14 · Libraries**.
 """

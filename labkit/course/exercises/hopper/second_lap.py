@@ -2,14 +2,14 @@
 
 `a` has R rows of 64 float32 elements, and the kernel adds up each column: `[[1, 2], [10, 20]]` would give `[11, 22]`.
 One block of 64 threads has a ring of two stages, each with its mbarrier in `loaded`. Thread 0 requests a row by TMA,
-256 bytes, as soon as its stage is free; everybody waits at the stage's mbarrier before reading.
+256 bytes, as soon as its stage is free; all threads wait at the stage's mbarrier before reading.
 
 For one and two rows the sums are right. From the third row on they are not. What is different in the second lap?
 """
 
-HINTS = ("Rows 0 and 2 share a stage and an mbarrier. What tells a thread that waits for row 2 that row 0 is over?",
-         "`mbarrier_wait(loaded, stage, parity)` returns immediately if the lap of this parity is over. Which parity "
-         "has lap 0, which lap 1, and what does the kernel pass?",
+HINTS = ("Rows 0 and 2 share a stage and an mbarrier. How does a thread that waits for row 2 tell it from row 0?",
+         "`mbarrier_wait(loaded, stage, parity)` returns immediately if the lap of this parity is over. What is "
+         "the parity of lap 0, and of lap 1, and what does the kernel pass?",
          "Where the ring wraps, the lap changes, and with it the parity: if stage == 2: stage, parity = 0, 1 - parity.")
 POINTS = 3
 
@@ -84,7 +84,7 @@ import numpy as np
 from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, dot_products, of, times_used, uniform
 
 
-@asks("The rows of `a` come by TMA, and by nothing else.")
+@asks("The rows of `a` are loaded by TMA, and by nothing else.")
 def _by_tma(report) -> str | None:
     if times_used(report, "ptx.tma_load_2d"):
         return None
@@ -108,9 +108,9 @@ EXERCISE = KernelExercise(
     domain=of(0, *SUMMED),
     demand=_by_tma,
     wrong={
-        "the parity never changes: from the second lap on nobody waits":
+        "the parity never changes: from the second lap on no thread waits":
             Edit("stage, parity = 0, 1 - parity", "stage = 0"),
-        "the parity changes in every step, not in every lap":
+        "the parity changes after every step, not after every lap":
             Edit("if stage == 2:\n"
                  "    stage, parity = 0, 1 - parity",
                  "if stage == 2:\n"
@@ -126,6 +126,6 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-A bit is enough because nobody can be two laps behind: before a stage is filled again, a barrier says that everybody has
-read it.
+One bit is enough because no thread can be two laps behind: before a stage is filled again, a barrier makes sure that
+all threads have read it.
 """

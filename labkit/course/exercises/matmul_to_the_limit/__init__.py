@@ -1,4 +1,4 @@
-"""Four exercises: two thread tiles in registers, and two predictions to be done on paper.
+"""Four exercises: two thread tiles in registers, and two predictions to work out on paper.
 `hint("linear_patch")` gives a hint, and a second call a better one.
 """
 

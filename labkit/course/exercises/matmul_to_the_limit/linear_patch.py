@@ -3,14 +3,15 @@ r"""A linear layer, four by four
 $$\text{out}_{m,n} = \sum_k x_{m,k} \, w_{n,k}$$
 
 That is `x @ w.T`, the form of a linear layer: `x` is (M, K), `w` is (N, K). A thread computes the tile of 4 × 4
-elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four elements of `x` and
-four of `w` into `x_part` and `w_part`, zeros beyond the edges, and multiply each with each. Blocks are 8 × 8 threads.
+elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four elements of `x` into
+`x_part` and four of `w` into `w_part`, with zeros beyond the edges, and multiply each of `x_part` by each of `w_part`.
+Blocks are 8 × 8 threads.
 """
 
-HINTS = ("In one step of k, which elements does the whole thread tile need? Which of them lie beyond an edge for the "
+HINTS = ("In one step of k, which elements does the whole thread tile need? Which of them are beyond an edge for the "
          "last thread tile?",
-         "Three pieces: load 4 + 4 numbers with a guard each, multiply each with each and add to sums, and after the "
-         "loop over k store what lies inside.",
+         "Three parts: load 4 + 4 elements with a guard each, multiply each by each and add to sums, and after the "
+         "loop over k store what is inside.",
          "x_part[i] = x[row0 + i, k] if row0 + i < rows else float32(0.0), w_part[i] likewise from w[col0 + i, k]; "
          "then sums[i, j] += x_part[i] * w_part[j].")
 POINTS = 3
@@ -103,12 +104,12 @@ def linear_one_element(x, w, out):
 
 @asks("In each step of k a thread loads eight elements.")
 def _loads_once(report):
-    """At 32 x 32 x 2: the 64 thread tiles load 8 numbers a step each, 1,024 in all; element by element it is 4,096."""
+    """At 32 x 32 x 2: 64 thread tiles load 8 elements per step, 1,024 in all; element by element it is 4,096."""
     loads = report.counts["global_loads"]
     if loads <= 2048:
         return None
-    return (f"At M = 32, N = 32, K = 2 the threads load {loads:,} numbers from global memory. 8 for each step and "
-            f"thread tile make 1,024: load a number once, into `x_part` or `w_part`, and use it four times.")
+    return (f"At M = 32, N = 32, K = 2 the threads load {loads:,} elements from global memory. 8 per step and thread "
+            f"tile make 1,024: load an element once, into `x_part` or `w_part`, and use it four times.")
 
 
 EXERCISE = KernelExercise(
@@ -128,5 +129,5 @@ EXERCISE = KernelExercise(
            "the stores have no guard": _make_linear_patch(guard_stores=False),
            "neighbouring patches overlap: they begin one element apart, not four": _make_linear_patch(apart=1),
            "the sums do not begin at 0": _make_linear_patch(reset=False),
-           "it loads each number again for each product": linear_one_element},
+           "it loads each element again for each product": linear_one_element},
 )

@@ -1,14 +1,14 @@
 """From a blank page: an outer product, four at a time
 
 `out[i, j] = x[i] * y[j]`. `x` has M elements and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
-threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column
-of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four elements from flat index i on, and store with
+threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column of
+the grid. Load with `ptx.load_nc4(array, i)`, which returns the four elements from flat index `i` on, and store with
 `ptx.store_global4(array, i, p, q, r, s)`.
 """
 
 HINTS = ("Which four elements of x and which four of y does the thread tile need? How often is each of them used?",
-         "If M and N are multiples of 4, a thread tile is inside as a whole or not at all: one guard, around "
-         "everything. The flat index of out[row, col] is row * out.shape[1] + col.",
+         "As M and N are multiples of 4, a thread tile is either inside as a whole or not at all: one guard, around "
+         "everything, is enough. The flat index of out[row, col] is row * out.shape[1] + col.",
          "a = ptx.load_nc4(x, row) and b0, b1, b2, b3 = ptx.load_nc4(y, col); for i in range(4): "
          "ptx.store_global4(out, uint32((row + i) * out.shape[1] + col), a[i] * b0, ...).")
 POINTS = 3
@@ -93,7 +93,7 @@ EXERCISE = KernelExercise(
     launch=lambda M, N: ((-(-N // 32), -(-M // 32)), (8, 8)),
     tolerance=dot_products(lambda x, y: np.abs(np.outer(x, y)), length=lambda x, y: 1),
     domain=of((0, 1), *SUMMED),
-    wrong={"rows and columns of a thread tile exchanged": _make_outer_tiles(swapped=True),
+    wrong={"rows and columns of a thread tile are swapped": _make_outer_tiles(swapped=True),
            "no guard: threads beyond the edges load and store": _make_outer_tiles(guarded=False),
            "thread tiles begin one element apart": _make_outer_tiles(apart=1),
            "only three of four rows are stored": _make_outer_tiles(rows=3),

@@ -1,11 +1,12 @@
 """Predict: a thread tile that is not square
 
-Blocks of 16 × 16 threads, and a thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on paper:
+Blocks have 16 × 16 threads, and each thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on
+paper:
 
 - `loads`: how many elements does a thread read from shared memory in one step of k?
 - `products`: how many multiply-adds does it do with them?
-- `busy`: in what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
-  lasts as long as four of its multiply-adds?
+- `busy`: for what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
+  takes as long as four of its multiply-adds?
 - `tile_bytes`: how many bytes of shared memory does a pair of tiles need, one of `a` and one of `b`?
 """
 
@@ -36,11 +37,11 @@ THREAD_TILE = {"loads": 6 + 4, "products": 6 * 4, "busy": 60, "tile_bytes": (96 
 EXERCISE = PredictionExercise(
     name="predict_patch",
     truth=lambda: THREAD_TILE,
-    how={"loads": "a number for each row of the patch, and one for each of its columns",
-         "products": "each of the one kind meets each of the other",
+    how={"loads": "one element per row of the thread tile, and one per column",
+         "products": "each element of a is multiplied by each of b",
          "busy": "100 * products / (4 * loads)",
          "tile_bytes": "16 threads times 6 rows, 16 threads times 4 columns, 8 steps of k, 4 bytes"},
-    wrong={"a load for each factor of each product": {**THREAD_TILE, "loads": 48, "busy": 12},
-           "shared memory serves four warps, too": {**THREAD_TILE, "busy": 100},
-           "one tile, not two": {**THREAD_TILE, "tile_bytes": 96 * 8 * 4}},
+    wrong={"one load was counted for each factor of each product": {**THREAD_TILE, "loads": 48, "busy": 12},
+           "shared memory was taken to serve four warps at a time as well": {**THREAD_TILE, "busy": 100},
+           "one tile was counted, not two": {**THREAD_TILE, "tile_bytes": 96 * 8 * 4}},
 )

@@ -1,16 +1,16 @@
 """Predict: what ncu will read
 
-Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request
-is one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch,
-for each of these loads of float32? All arrays begin where a sector begins.
+Nsight Compute's *sectors per request* is the quickest way to see whether a kernel wastes memory traffic. A request is
+one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch, for
+each of these loads of float32? All arrays begin at the start of a sector.
 """
 
 HINTS = ("Write down the byte addresses that lanes 0, 1 and 31 load. Which pieces of 32 bytes do all the lanes "
          "together touch?",
          "Lanes that load from the same piece share it. Lanes 64 floats apart cannot. A lane that loads 16 bytes "
          "shares its piece with one neighbour.",
-         "128 bytes in a row; 94 floats from first to last, none of whose pieces is left out; 32 pieces for 32 lanes; "
-         "one address; 512 bytes in a row.")
+         "128 bytes in a row; 94 floats from first to last, and no piece among them is skipped; 32 pieces for 32 "
+         "lanes; one address; 512 bytes in a row.")
 POINTS = 2
 
 # %%
@@ -84,16 +84,16 @@ EXERCISE = PredictionExercise(
     truth=requests_truth,
     how={
         "row": "32 floats in a row are 128 bytes.",
-        "third": "the lanes span 3 * 31 + 1 floats. Is there a sector of eight floats without one of them?",
+        "third": "the lanes span 3 * 31 + 1 floats. Is there a sector among them from which no lane loads?",
         "column": "two neighbouring lanes are 64 floats apart, and a sector holds eight.",
         "one": "all lanes load from the same address.",
         "four": "a lane loads 16 bytes. How many lanes share a sector, and how many sectors do 32 lanes need?",
     },
     wrong={
-        "there is a request for each lane, and a warp makes one request": {"row": 32},
-        "this counts only the floats that are used, and a sector travels whole": {"third": 4},
-        "lines of 128 bytes are counted; ncu's sectors have 32": {"row": 1},
-        "lanes that load the same float share its sector": {"one": 32},
+        "one request per lane was counted, but a warp makes one request": {"row": 32},
+        "only the floats that are used were counted, but a sector is always moved as a whole": {"third": 4},
+        "lines of 128 bytes were counted; ncu's sectors have 32": {"row": 1},
+        "one sector per lane was counted, but lanes that load the same float share its sector": {"one": 32},
         "a load of four floats moves four times as much as a load of one": {"four": 4},
         "no two lanes share a sector here": {"column": 8},
     },

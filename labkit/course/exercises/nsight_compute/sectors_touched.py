@@ -52,18 +52,18 @@ EXERCISE = FunctionExercise(
         "the lane at address 0 is left out, as if it were idle": Edit("addresses >= 0", "addresses > 0"),
         "every lane is counted, though lanes share sectors": Edit("np.unique(taking_part // 32).size",
                                                                   "taking_part.size"),
-        "addresses are counted, and a sector holds several": Edit("taking_part // 32", "taking_part"),
+        "addresses are counted, but a sector holds several": Edit("taking_part // 32", "taking_part"),
         "lines of 128 bytes are counted; a sector has 32": Edit("// 32", "// 128"),
         "the bytes are divided by 32, as if the lanes loaded from neighbouring addresses":
             Edit("np.unique(taking_part // 32).size", "-(-taking_part.size * width // 32)"),
-        "the sectors from the first to the last are counted, and some between them may be left out":
+        "the sectors from the first to the last are counted, but some between them may not be touched":
             Edit("np.unique(taking_part // 32).size",
                  "0 if not taking_part.size else int(taking_part.max() // 32 - taking_part.min() // 32 + 1)"),
     },
 )
 
 AFTER = """
-`observe(...)` counts sectors in just this way, with the addresses of every load of every warp.
+`observe(...)` counts sectors in exactly this way, with the addresses of every load of every warp.
 
 Next: the exercises of **13 · Graphs and streams**.
 """

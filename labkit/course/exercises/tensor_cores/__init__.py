@@ -1,4 +1,4 @@
-"""Four exercises: two products on the tensor cores, a swizzled tile, and a prediction to be done on paper.
+"""Four exercises: two products on the tensor cores, a swizzled tile, and a prediction to work out on paper.
 `hint("one_mma")` gives a hint, and a second call a better one.
 
 They run without a GPU: the CPU device does what the instruction does, lane by lane.
@@ -28,7 +28,7 @@ def products_in_float16(a, b):
 
 
 def products_of_warps(steps: int):
-    """mma.sync `steps` times in each warp, of numbers that are loaded once, or twice, for it."""
+    """mma.sync `steps` times in each warp, of values that are loaded once, or twice, for it."""
     @asks("The tensor cores compute the product, and a lane loads only what it passes to them.")
     def demand(report) -> str | None:
         warps = int(np.prod(report.grid))
@@ -36,10 +36,10 @@ def products_of_warps(steps: int):
         loads, enough = report.counts["global_loads"], asked * (16 * 16 + 16 * 8)
         if found >= asked and loads > 2 * enough:
             return (f"It makes {loads:,} loads, and {enough:,} are enough for all products on the tensor cores: is "
-                    "something computed beside them?")
+                    "something computed without them?")
         if found >= asked:
             return None
-        return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 "
-                "of the product is one `ptx.mma_m16n8k16_f32_f16`.")
+        return (f"{warps} warps make {found} products on the tensor cores, and {asked} are needed: each 16 x 8 x 16 of "
+                "the product is one `ptx.mma_m16n8k16_f32_f16`.")
 
     return demand

@@ -1,15 +1,15 @@
 """From a blank page: a linear layer on the tensor cores
 
-`x @ w.T` once more, now in float16: `x` is (16 T, 16 S), `w` is (8 C, 16 S), `out` is (16 T, 8 C) in float32. A block
-is one warp and computes 16 × 8 elements of `out`: rows from 16 · blockIdx.y, columns from 8 · blockIdx.x. It walks
-along K in steps of 16 and gives the four accumulators of one product to the next.
+`x @ w.T` again, now in float16: `x` is (16 T, 16 S), `w` is (8 C, 16 S), `out` is (16 T, 8 C) in float32. A block is
+one warp and computes 16 × 8 elements of `out`: rows from 16 · blockIdx.y, columns from 8 · blockIdx.x. It goes along K
+in steps of 16 and passes the four accumulators of one product to the next.
 
-Look at what the instruction needs from `b`: two neighbours down a column. In `w`, whose rows are the columns of `b`,
-they are side by side. So the weights need not be transposed, which is why libraries store them in this way.
+Look at what the instruction needs from `b`: two neighbours in a column. In `w`, whose rows are the columns of `b`, they
+are side by side. So the weights need not be transposed, which is why libraries store them this way.
 """
 
-HINTS = ("b[k, n] of the instruction is w[n, k]. What becomes of its two neighbours down a column?",
-         "It is one_mma in a loop over k in steps of 16. The four accumulators begin at zero, go into each product and "
+HINTS = ("b[k, n] of the instruction is w[n, k]. Where in w are its two neighbours in a column?",
+         "It is one_mma in a loop over k in steps of 16. The four accumulators start at zero, go into each product and "
          "come out of it, and are stored once, after the loop.",
          "b0 = ptx.pack_half2(float32(w[n, k]), float32(w[n, k + 1])) with n = 8 * blockIdx.x + g; c0, c1, c2, c3 = "
          "ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3).")
@@ -116,16 +116,16 @@ EXERCISE = KernelExercise(
     launch=lambda T, C, K: ((C, T), 32),
     tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
     domain=of((0, 1), *SUMMED),
-    wrong={"the columns of a tile come out in reverse": _make_linear_mma(backwards=True),
-           "every step begins with zeros: only the last 16 products are left": _make_linear_mma(keeps=False),
+    wrong={"the columns of a tile are reversed": _make_linear_mma(backwards=True),
+           "every step starts from zero: only the last 16 products are left": _make_linear_mma(keeps=False),
            "k moves on by 8, and 8 products are added twice": _make_linear_mma(whole=False),
-           "no tensor cores: each lane walks through its dot products": linear_mma_by_a_loop},
+           "no tensor cores: each lane loops over its dot products": linear_mma_by_a_loop},
 )
 
 EQUIVALENT = {
     "arithmetic: start + pair -> start - pair":
-        "With -2, -4 and -6 in place of 2, 4 and 6 the lanes of a step still take 16 neighbouring columns, of x and w "
-        "the same ones; the first six wrap around, and over all steps each column is taken once.",
+        "With -2, -4 and -6 in place of 2, 4 and 6 the lanes of a step still read 16 neighbouring columns, the same "
+        "ones of x and w; the first six wrap around, and over all steps each column is read once.",
     "loop: for start in range(0, x.shape[1], 16): ... -> for start in range(0, x.shape[1] - 1, 16)":
         "The depth is a multiple of 16: the last step is the same.",
 }

@@ -5,14 +5,15 @@ rows of `out` with a single instruction:
 
 `c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`
 
-What is missing is who loads what: a0 to a3, b0 and b1, and where the four accumulators go. They begin at
-`float32(0.0)`. `ptx.pack_half2(x, y)` puts two float32 values into one register as float16, the first into the low
+What is missing is what each lane loads into a0 to a3, b0 and b1, and where it stores the four accumulators. They start
+at `float32(0.0)`. `ptx.pack_half2(x, y)` puts two float32 values into one register as float16, the first into the low
 half.
 """
 
-HINTS = ("Which row of a belongs to this lane's a0, and which two columns? Which of the two do a1, a2 and a3 change?",
-         "Two values in a register are neighbours along k: side by side in a, one above the other in b. a1 is 8 rows "
-         "below a0, a2 is 8 columns to its right, a3 both.",
+HINTS = ("Which row of a belongs to this lane's a0, and which two columns? Which of these are different for a1, a2 and "
+         "a3?",
+         "The two values in a register are neighbours along k: side by side in a, one above the other in b. a1 is 8 "
+         "rows below a0, a2 is 8 columns to its right, a3 is both.",
          "a0 = ptx.pack_half2(float32(a[top + g, 2 * q]), float32(a[top + g, 2 * q + 1])); b0 = "
          "ptx.pack_half2(float32(b[2 * q, g]), float32(b[2 * q + 1, g])); c0 goes to out[top + g, 2 * q].")
 POINTS = 3
@@ -106,9 +107,9 @@ EXERCISE = KernelExercise(
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
     demand=products_of_warps(1),
-    wrong={"a1 and a2 exchanged: a1 is below a0, not to its right": _make_one_mma(a1_down=0, a1_right=8),
+    wrong={"a1 and a2 are swapped: a1 is below a0, not to its right": _make_one_mma(a1_down=0, a1_right=8),
            "b is read along a row, as a is": _make_one_mma(b_transposed=True),
-           "g and q are taken from the lane the other way round": _make_one_mma(swapped=True),
-           "c1 and c2 exchanged: c1 is to the right of c0, not below it": _make_one_mma(c1_down=8, c1_right=0),
-           "no tensor cores: each lane walks through its dot products": one_mma_by_a_loop},
+           "g and q are computed from the lane the other way round": _make_one_mma(swapped=True),
+           "c1 and c2 are swapped: c1 is to the right of c0, not below it": _make_one_mma(c1_down=8, c1_right=0),
+           "no tensor cores: each lane loops over its dot products": one_mma_by_a_loop},
 )

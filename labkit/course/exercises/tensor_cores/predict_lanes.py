@@ -7,10 +7,9 @@
 - the accumulator at row 2, column 7, and in which of c0 to c3?
 """
 
-HINTS = ("A lane is 4 * g + q. For a and for the accumulators, which of the two has to do with the row, and which with "
-         "the column?",
+HINTS = ("A lane is 4 * g + q. For a and for the accumulators, which of the two gives the row, and which the column?",
          "a: g is the row modulo 8, q is the column modulo 8, halved. b: g is the column, q is the row modulo 8, "
-         "halved. The upper or lower, left or right half chooses the register.",
+         "halved. The half, upper or lower, left or right, selects the register.",
          "a[11, 6]: g = 3, q = 3, lower left. b[13, 2]: g = 2, q = 2, lower. The accumulator: g = 2, q = 3, an odd "
          "column.")
 POINTS = 2
@@ -33,13 +32,13 @@ LANES = {"a_lane": 15, "a_register": 1, "b_lane": 10, "b_register": 1, "sum_lane
 EXERCISE = PredictionExercise(
     name="predict_lanes",
     truth=lambda: LANES,
-    how={"a_lane": "the row modulo 8 is g; two neighbouring columns belong to one q; the lane is 4 * g + q",
+    how={"a_lane": "the row modulo 8 is g; two neighbouring columns share a q; the lane is 4 * g + q",
          "a_register": "a0 top left, a1 below it, a2 to the right of a0, a3 below a2",
-         "b_lane": "here the column is g, and two neighbouring rows belong to one q",
+         "b_lane": "here the column is g, and two neighbouring rows share a q",
          "b_register": "b0 holds the upper 8 rows, b1 the lower",
          "sum_lane": "as for a",
          "sum_register": "c0 and c1 are neighbours in row g, c2 and c3 in row g + 8"},
-    wrong={"b is read as a is": {**LANES, "b_lane": 21},
-           "a1 and a2 exchanged": {**LANES, "a_register": 2},
-           "the sum's column does not count": {**LANES, "sum_register": 0}},
+    wrong={"b was taken to have the layout of a": {**LANES, "b_lane": 21},
+           "a1 and a2 were swapped": {**LANES, "a_register": 2},
+           "the accumulator's column was ignored": {**LANES, "sum_register": 0}},
 )

@@ -1,15 +1,15 @@
 """A tile without padding
 
-`a` is (32 T, 32), `out` is its transpose, (32, 32 T). A block is one warp, and transposes 32 rows of `a` through a
-tile of 1,024 elements in shared memory. It writes rows into the tile and reads columns from it. For now, a column is
-in a single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. It
-stays as large as it is.
+`a` is (32 T, 32), `out` is its transpose, (32, 32 T). A block is one warp, and transposes 32 rows of `a` through a tile
+of 1,024 elements in shared memory. It writes rows into the tile and reads columns from it. For now, each column is in a
+single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. The tile stays as large as
+it is.
 """
 
 HINTS = ("Element n of shared memory is in bank n % 32. In which banks are tile[0], tile[32], tile[64] and so on, "
          "which the lanes read for col = 0?",
-         "Let row r of the tile hold its 32 elements in another order: element c at position c ^ r. For one r these "
-         "are still 32 different positions; for one c they are 32 different banks.",
+         "Let row r of the tile hold its 32 elements in a different order: element c at position c ^ r. For one r "
+         "these are still 32 different positions; for one c they are 32 different banks.",
          "Write tile[row * 32 + (lane ^ row)], and read tile[lane * 32 + (col ^ lane)]: there the lane is the row of "
          "the tile.")
 POINTS = 2
@@ -54,20 +54,20 @@ WRITE = "tile[row * 32 + (lane ^ row)] = a[left + row, lane]"
 READ = "out[col, left + lane] = tile[lane * 32 + (col ^ lane)]"
 
 
-@asks("The tile has no bank conflicts, and no padding: all 1,024 numbers go through its 1,024 places.")
+@asks("The tile has no bank conflicts, and no padding: all 1,024 values go through its 1,024 elements.")
 def _no_conflicts(report) -> str | None:
     conflicts = report.counts["bank_conflicts"]
     if conflicts:
-        return (f"Lanes of a warp wait for one another at the banks of `tile` {conflicts:,} times, and 0 are asked "
-                "for: store number `col` of row `row` at place `col ^ row` of its line, and look for it there.")
+        return (f"Lanes of a warp wait for one another at the banks of `tile` {conflicts:,} times, and it should be 0: "
+                "store element `col` of row `row` at position `col ^ row` of its row, and read it from there.")
     stored = len({address for (_, space), cells in report.touched.items() if space == "shared"
                   for (thread, address), kinds in cells.items() if thread < 32 and "store" in kinds})
     if stored < 32 * 32:
-        return (f"There are no bank conflicts, but {stored:,} numbers are stored in shared memory, and all 1,024 of a "
+        return (f"There are no bank conflicts, but {stored:,} values are stored in shared memory, and all 1,024 of a "
                 "block have to go through `tile`: rows into it, columns out of it.")
     places = [address for (_, space), cells in report.touched.items() if space == "shared" for _, address in cells]
     if places and max(places) - min(places) > 4 * (32 * 32 - 1):
-        return "There are no bank conflicts, by padding: `tile` has 32 numbers in a line, and 1,024 in all."
+        return "There are no bank conflicts, but only thanks to padding: `tile` has 32 elements per row, 1,024 in all."
     return None
 
 
@@ -84,9 +84,9 @@ EXERCISE = KernelExercise(
     wrong={
         "written in order and read swizzled": Edit(WRITE, WRITE.replace("(lane ^ row)", "lane")),
         "written swizzled and read in order": Edit(READ, READ.replace("(col ^ lane)", "col")),
-        "not swizzled at all: a column lies in one bank":
+        "not swizzled at all: a column is in one bank":
             Edit("row * 32 + (lane ^ row)", "row * 32 + lane", "lane * 32 + (col ^ lane)", "lane * 32 + col"),
-        "a place of padding instead":
+        "one element of padding per row instead":
             Edit("array(1024, float32)",
                  "array(1056, float32)",
                  "row * 32 + (lane ^ row)",
@@ -94,7 +94,7 @@ EXERCISE = KernelExercise(
                  "lane * 32 + (col ^ lane)",
                  "lane * 33 + col"),
         "no barrier between the writes and the reads": Edit("cuda.syncwarp()", ""),
-        "it reads rows, and so copies":
+        "it reads rows, and so copies without transposing":
             Edit(READ, "out[col, left + lane] = tile[col * 32 + (col ^ lane)]"),
     },
 )

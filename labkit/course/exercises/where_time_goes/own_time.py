@@ -1,7 +1,7 @@
 """From a blank page: whose time is it
 
-A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole
-product has 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
+A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole product
+takes 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
 
 A range's *own* time is its total minus the ranges directly inside it. Write `own_time(parent, total)`, which returns
 the own time of every range. Ranges are numbered in the order they begin: `parent[i]` is the index of the
@@ -12,9 +12,9 @@ contains range 3. In the lesson's table, `parent` is `[-1, 0, 0, 0, 0, 0]`, five
 """
 
 HINTS = ("An outer range of 10 ms holds one of 7 ms, and that one holds one of 3 ms. What are the three own times?",
-         "They are 3, 4 and 3: each range loses the ranges directly inside it, and nothing else. What is nested deeper "
-         "is in the child's total already.",
-         "Go through all ranges. Where a range is inside another one, subtract its total from that one's own time: "
+         "They are 3, 4 and 3: subtract from each range the ranges directly inside it, and nothing else. What is "
+         "nested deeper is already in the child's total.",
+         "Go through all ranges. If a range is inside another one, subtract its total from that one's own time: "
          "own[outer] -= total[child].")
 POINTS = 1
 
@@ -90,11 +90,11 @@ EXERCISE = FunctionExercise(
             Reach("each range is inside the one before it", _within(lambda k: k - 1)),
             Reach("all ranges are inside the first", _within(lambda k: 0 if k else -1))),
     wrong={
-        "nothing is taken away: an outer range is counted with all that is inside it": own_time_is_total,
-        "grandchildren are taken away from their grandparent as well, and they are part of a child already":
+        "nothing is subtracted: an outer range is counted with everything inside it": own_time_is_total,
+        "grandchildren are subtracted from their grandparent as well, but they are already part of a child":
             own_time_takes_all_below,
-        "the outer range is taken away from the inner one":
+        "the outer range is subtracted from the inner one":
             Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
-        "only the outermost range loses what is inside it": Edit("if outer >= 0:", "if outer == 0:"),
+        "only the outermost range has what is inside it subtracted": Edit("if outer >= 0:", "if outer == 0:"),
     },
 )

@@ -1,7 +1,7 @@
 """Predict: many small copies
 
-A copy to the device needs 10 µs to start, and then moves 50,000 bytes in a microsecond (50 GB/s). How many
-microseconds do these need, rounded to a whole number?
+A copy to the device takes 10 µs to start, and then moves 50,000 bytes per microsecond (50 GB/s). How many microseconds
+do these take, rounded to a whole number?
 
 - a copy of 4 bytes
 - a copy of 2,000,000 bytes
@@ -12,9 +12,9 @@ And how large is a copy, in bytes, if moving the bytes takes exactly as long as 
 """
 
 HINTS = ("Which part of a copy's time depends on its bytes, and which does not?",
-         "Every copy costs 10 us and a microsecond for each 50,000 of its bytes. A thousand copies cost a thousand "
-         "times the 10 us.",
-         "10; 10 + 40; 1000 * (10 + 0.04); 10 + 40; and 10 us are worth 10 * 50,000 bytes.")
+         "Every copy takes 10 us, and one more for every 50,000 of its bytes. A thousand copies take a thousand times "
+         "the 10 us.",
+         "10; 10 + 40; 1000 * (10 + 0.04); 10 + 40; and in 10 us, 10 * 50,000 bytes are copied.")
 POINTS = 1
 
 # %%
@@ -57,17 +57,17 @@ EXERCISE = PredictionExercise(
     truth=copies_truth,
     how={
         "tiny_us": "the copy has to start, and then there are four bytes. How long do four bytes take?",
-        "large_us": "the start, and 2,000,000 bytes at 50,000 bytes in a microsecond.",
+        "large_us": "the start, and 2,000,000 bytes at 50,000 bytes per microsecond.",
         "even_bytes": "how many bytes could have been copied during a start?",
-        "apart_us": "one of them first: its start, and its 2,000 bytes. Then a thousand times that.",
-        "together_us": "one start, and as many bytes as all of them have.",
+        "apart_us": "first one of them: its start, and its 2,000 bytes. Then a thousand times that.",
+        "together_us": "one start, and the bytes of all of them.",
     },
     wrong={
-        "the start is left out, and only bytes are counted": {"large_us": 40, "tiny_us": 0},
-        "only the start is counted, and the bytes take time as well": {"large_us": 10},
-        "a microsecond's bytes are given; the start takes ten of them": {"even_bytes": 50_000},
-        "all copies share one start, and each has its own": {"apart_us": 50},
-        "one copy pays a start for each array in it": {"together_us": 10_040},
-        "the bytes of small copies are counted as if they cost nothing at all": {"apart_us": 10_000},
+        "the start was left out, and only the bytes were counted": {"large_us": 40, "tiny_us": 0},
+        "only the start was counted, but the bytes take time as well": {"large_us": 10},
+        "these are the bytes of one microsecond, but a start takes ten": {"even_bytes": 50_000},
+        "one start was counted for all copies, but each has its own": {"apart_us": 50},
+        "a start was counted for each array in a single copy": {"together_us": 10_040},
+        "the bytes of small copies were taken to cost nothing at all": {"apart_us": 10_000},
     },
 )
