@@ -181,8 +181,8 @@ agree(VECTOR_ADD)
 #
 # ## The trip as a picture
 #
-# Here are the steps on an H200, and your own from above. Each bar begins where the one before it ended. What share of
-# the H200's trip is the kernel?
+# Here are the steps on an H200 and, if you have a GPU, your own from above. Each bar begins where the one before it
+# ended. What share of the H200's trip is the kernel?
 
 # %%
 copies = measure.recorded_series("copies", gpu="NVIDIA H200")
