@@ -1,10 +1,10 @@
 """There and back, with something done in between
 
 The lesson sent a list of tokens to the device and fetched it back unchanged. This time a kernel works on it in between.
-Suppose that a language model keeps eight values for each token in one long table, so that those of token 5 begin at
+Suppose that a language model keeps eight values per token in one long table, so that the values of token 5 begin at
 index 40. The kernel turns each token into the index at which its values begin: (5, 0, 7) becomes (40, 0, 56).
 
-Write the host's part. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
+Write the host code. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
 device, allocate room for the result there, launch the kernel in blocks of 64 threads, and return the result as a NumPy
 array.
 """
@@ -53,8 +53,8 @@ def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
 
-@asks("The tokens travel to the device as int32, and one launch in blocks of 64 threads computes what comes "
-      "back; what is returned is a NumPy array of whole numbers.")
+@asks("The tokens are sent to the device as int32, and one launch in blocks of 64 threads computes what comes back; "
+      "the result is a NumPy array of integers.")
 def _in_blocks_of_64(run):
     """A launch in blocks of 64 computes what comes back to the host."""
     if missing := on_the_device(run):
@@ -92,12 +92,12 @@ EXERCISE = FunctionExercise(
         "one block is launched, however many tokens there are": starts_in_one_block,
         "what comes back is the input, not the output":
             Edit("return out.copy_to_host()", "return on_device.copy_to_host()"),
-        "the tokens are sent as int64, which NumPy makes of whole numbers":
+        "the tokens are sent as int64, NumPy's default for integers":
             Edit("np.array(tokens, dtype=np.int32)", "np.array(tokens)"),
         "the output comes back without a launch": starts_never_launched,
-        "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
+        "grid and block are swapped": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
         "the result stays on the device": Edit("return out.copy_to_host()", "return out"),
-        "the room for the result has no dtype, and holds float64": Edit("len(tokens), dtype=np.int32", "len(tokens)"),
+        "the array for the result has no dtype, and holds float64": Edit("len(tokens), dtype=np.int32", "len(tokens)"),
         "NumPy computes what the kernel should": Edit("return out.copy_to_host()",
                                                       "return np.array(tokens, dtype=np.int32) * 8"),
     },
