@@ -70,7 +70,7 @@ show_source(elementwise.vector_add_per_thread_kernel)
 # Numba's own name for it is `cuda.grid(1)`; `u32.grid(1)` is the same value as an unsigned 32-bit integer. Why bother?
 # Numba treats an index as a signed 64-bit integer in which, as in Python, -1 means the last element, and so it adds a
 # test for negative values to every access. An unsigned index needs no test. For vectors it makes no difference, since
-# the kernel waits for memory anyway. For a matrix product it does (lesson 06).
+# the kernel waits for memory anyway. In some later kernels it does (lesson 06).
 #
 # The `if` is the guard. Which thread of which block is the first to find no element?
 
@@ -237,9 +237,9 @@ show_source(elementwise.vector_add_grid_stride_kernel)
 #
 # ## Four loads before the first store
 #
-# The second idea gives each thread four elements, each a block's width after the last, and loads all of them before it
-# stores any. A load does not stop a thread. It goes on until it needs the value, and only then does it wait. Waiting
-# for eight loads that travel together takes little longer than waiting for two.
+# The second idea gives each thread four elements, each one block width after the previous one, and loads all of them
+# before it stores any. A load does not stop a thread. It goes on until it needs the value, and only then does it wait.
+# Waiting for eight loads that travel together takes little longer than waiting for two.
 
 # %%
 show_source(elementwise.vector_add_four_loads_kernel)

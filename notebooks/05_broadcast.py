@@ -263,9 +263,9 @@ table([(name, loads, loads * 4 * 2048 / (read_share * bandwidth * latency / 132)
 #
 # ## Four elements per thread
 #
-# The cure is the one from lesson 01: let each thread add four elements, each a block's width after the last, and load
-# all four before it stores any. Here it helps twice, since the four have the same `x` and `y` and so share one element
-# of `b` and one of `c`.
+# The cure is the one from lesson 01: let each thread add four elements, each one block width after the previous one,
+# and load all four before it stores any. Here it helps twice, since the four have the same `x` and `y` and so share one
+# element of `b` and one of `c`.
 
 # %%
 from labkit import cuda, observe

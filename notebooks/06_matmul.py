@@ -98,9 +98,9 @@ climb(recorded, "coalesced")
 
 # %% [markdown]
 # 17 sectors against 4 are a factor of {{ 17 / 4:.2f }}. The L1 cache looks up whole lines of 128 bytes, and of those
-# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap gains a factor of
-# {{ swap:.2f }}, between the two{{ if 17 / 4 < swap < 17 / 3 }}. Counting what a warp touches came close before
-# anything was timed.
+# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap makes the kernel
+# {{ swap:.2f }} times as fast, between the two{{ if 17 / 4 < swap < 17 / 3 }}. Counting what a warp touches came close
+# before anything was timed.
 #
 # ## Tiles
 #
@@ -206,9 +206,9 @@ for race in report.races:
     print(race, end="\n\n")
 
 # %% [markdown]
-# Two reports, one for each tile: which thread still reads, which one already writes, where the barrier belongs, and how
-# many accesses collide. `syncwarp` is a barrier for the threads of one warp, and the second report shows that it would
-# not be enough here. `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
+# Two reports, one per tile: which thread still reads, which one already writes, where the barrier belongs, and how many
+# accesses collide. `syncwarp` is a barrier for the threads of one warp, and the second report shows that it would not
+# be enough here. `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
 # wrong: it checks whether anything keeps two accesses apart.
 #
 # There is a third way to get this wrong: put the guard at the top, as in earlier kernels, and let the threads without
