@@ -17,8 +17,8 @@
 # of them.
 #
 # Each lesson is a lab notebook with a date and a subject. It asks for a prediction before it shows a result, because
-# you learn more from a result that you have first guessed. It shows a kernel, checks it against NumPy, and compares its
-# time with what the hardware allows. At the end it says what I learned, including what did not work. The cells are
+# you learn more from a result if you have guessed it first. It shows a kernel, checks it against NumPy, and compares
+# its time with what the hardware allows. At the end it says what I learned, including what did not work. The cells are
 # yours to change, and the exercises yours to solve.
 #
 # You need to know Python and NumPy. You need neither a GPU nor any knowledge of one.
