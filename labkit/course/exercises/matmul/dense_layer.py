@@ -57,8 +57,8 @@ def _stays_in_registers(report) -> str | None:
     elements, stores = elements_of_argument(report, 3), report.counts["global_stores"]
     if stores <= elements:
         return None
-    return (f"It stores {stores:,} numbers for {elements:,} elements of `out`. Asked for is one store each: keep the "
-            "sum in a variable until bias and maximum are done.")
+    return (f"It makes {stores:,} stores for {elements:,} elements of `out`. One per element is enough: keep the sum "
+            "in a variable until bias and maximum are done.")
 
 
 EXERCISE = KernelExercise(

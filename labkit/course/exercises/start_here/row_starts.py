@@ -61,21 +61,21 @@ def _in_blocks_of_64(run):
         return missing
     for one in run.launches:
         if one.block != (64, 1, 1):
-            return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads; asked for are "
-                    "blocks of 64. The grid is the first number in the brackets, the block the second.")
+            return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads, but blocks should "
+                    "have 64. The grid is the first number in the brackets, the block the second.")
         if one.host_arrays:
-            return (f"The launch is given {one.host_arrays} array(s) of the host, which travel to the device and back "
-                    "with each launch. Asked for is an array that was sent there before, and room for the result.")
+            return (f"The launch is given {one.host_arrays} host array(s), which are copied to the device and back "
+                    "with each launch. Pass an array that was sent there before, and a device array for the result.")
         if one.types[:1] != ("int32",):
-            return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, and an int32 array is "
-                    "asked for: NumPy makes int64 of whole numbers, unless it is told the dtype.")
+            return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, but should be an int32 "
+                    "array: NumPy turns integers into int64 unless you give the dtype.")
     if hasattr(run.returned, "copy_to_host"):
-        return "What is returned still lies on the device, and asked for is a NumPy array: `copy_to_host` makes one."
+        return "What is returned still lies on the device, but should be a NumPy array: `copy_to_host` makes one."
     if not isinstance(run.returned, np.ndarray):
-        return f"What is returned is a {type(run.returned).__name__}, and asked for is a NumPy array."
+        return f"What is returned is a {type(run.returned).__name__}, but should be a NumPy array."
     if run.returned.dtype.kind not in "iu":
-        return (f"What is returned holds {run.returned.dtype}, and places are whole numbers: make room on the device "
-                "with a dtype, int32 as for the tokens.")
+        return (f"What is returned holds {run.returned.dtype}, but indices are integers: allocate the result on the "
+                "device with a dtype, int32 as for the tokens.")
     return None
 
 

@@ -66,8 +66,8 @@ def _together(report):
     (n,), (even,), (odd,) = (shape for _, shape, _ in list(report.arrays.values())[:3])
     allowed, split = 4, report.counts["divergent_branches"]  # a guard, or a loop's bound, in the last block
     if split > allowed:
-        return (f"Warps split {split} times. Asked for is a warp whose lanes all take the same polynomial; only the "
-                f"guard may split one, in the last block.")
+        return (f"Warps split {split} times. All lanes of a warp should compute the same polynomial; only the guard "
+                f"may split one, in the last block.")
     enough, loads = n + (n + 1) // 2 * even + n // 2 * odd, report.counts["global_loads"]
     if loads > enough:
         of_even, of_odd = ({thread for (array, _), cells in report.touched.items() if array == name

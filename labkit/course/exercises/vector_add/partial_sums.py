@@ -57,8 +57,8 @@ def _one_store_each(report):
     stores = report.counts["global_stores"]
     if stores <= threads:
         return None
-    return (f"{threads:,} threads make {stores:,} stores in global memory. Asked for is one number each, at the end: "
-            "add up in a variable of the thread's own.")
+    return (f"{threads:,} threads make {stores:,} stores to global memory. Each should make one, at the end: add up in "
+            "a local variable.")
 
 
 EXERCISE = KernelExercise(
