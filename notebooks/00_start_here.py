@@ -17,8 +17,8 @@
 # of them.
 #
 # Each lesson is a lab notebook with a date and a subject. It asks for a prediction before it shows a result, because
-# you learn more from a figure that you have guessed first. It shows a kernel, checks it against NumPy, and compares its
-# time with what the hardware allows. At the end it says what I learned, including what did not work. The cells are
+# you learn more from a result if you have guessed it first. It shows a kernel, checks it against NumPy, and compares
+# its time with what the hardware allows. At the end it says what I learned, including what did not work. The cells are
 # yours to change, and the exercises yours to solve.
 #
 # You need to know Python and NumPy. You need neither a GPU nor any knowledge of one.
@@ -47,11 +47,11 @@ show_source(positions_kernel)
 # Threads come in *blocks* of equal size, and all blocks of a launch together are its *grid*. Three values tell a thread
 # which element is its own: the index of its block, `blockIdx.x`; the number of threads in a block, `blockDim.x`; and
 # its own index within the block, `threadIdx.x`. Blocks can also be counted along a second and a third axis, hence the
-# `.x`; lesson 04 makes use of that. A kernel returns nothing. It stores its results in arrays that it is given, and
-# `block.size` is the number of elements of one, as in NumPy.
+# `.x`; lesson 04 makes use of that. A kernel returns nothing. It stores its results in arrays that are passed to it,
+# and `block.size` is the number of elements in the array `block`, as in NumPy.
 #
 # Now ten elements and blocks of four threads. `positions` launches the kernel; `cuda.to_device` copies an array to the
-# memory of the GPU, and `copy_to_host` copies it back. How many blocks are started, how many threads are that, and how
+# memory of the GPU, and `copy_to_host` copies it back. How many blocks are started, how many threads is that, and how
 # many of them have nothing to do?
 
 # %%
@@ -82,9 +82,9 @@ pictures.launch_map(n, threads_per_block)
 #
 # ## Watching it run
 #
-# `observe` runs a kernel slowly and keeps an account of everything that it does. `play` then shows a block step by
-# step. Here is the last of the three blocks: press play, or use the arrow keys. Two of its threads have no element;
-# watch what the guard does to them.
+# `observe` runs a kernel slowly and records everything that it does. `play` then shows a block step by step. Here is
+# the last of the three blocks: press play, or use the arrow keys. Two of its threads have no element; watch what the
+# guard does to them.
 
 # %%
 from labkit import observe
@@ -108,13 +108,13 @@ show_source(positions)
 # launch does not wait for the kernel. It puts it into a queue, and Python goes on. `copy_to_host` does wait, until the
 # kernel has run.
 #
-# There may be far more blocks than the GPU can run at one time; the rest wait their turn. Blocks run in any order, many
+# There may be far more blocks than the GPU can run at a time; the rest wait their turn. Blocks run in any order, many
 # at the same time or one after another, so no block may depend on the result of another block of the same launch. In
 # return, the same program runs on a GPU with two processors or with 132.
 #
 # ## The device on your bench
 #
-# Here is the device that has just run your kernel. `table` lays out what a cell found in rows.
+# Here is the device that has just run your kernel. `table` prints values in rows and columns.
 
 # %%
 from labkit import device, table
@@ -131,7 +131,7 @@ table([("compute capability", f"{major}.{minor}"), ("multiprocessors", here.MULT
 # If the machine has an NVIDIA GPU, `cuda` is `numba.cuda`, and kernels are compiled for that GPU. On any other machine
 # it is labkit's *CPU device*, which compiles the very same kernels for the CPU. It gives the GPU's answers and enforces
 # the GPU's limits, and it is the better place to make mistakes, because it can say what went wrong. The one thing that
-# it cannot give is the GPU's speed. So every time in this course says where it was taken, and those of large GPUs were
+# it cannot give is the GPU's speed. So every time in this course says where it was measured. Those of large GPUs were
 # recorded beforehand, most of them on an NVIDIA H200.
 #
 # `cuda.get_current_device()` describes the device, and `cuda.current_context()` knows how much of its memory is free.
@@ -140,17 +140,17 @@ table([("compute capability", f"{major}.{minor}"), ("multiprocessors", here.MULT
 # the same instruction together; lesson 02 is about both. On the CPU device a multiprocessor is a core of your CPU, and
 # the limits are those of compute capability 9.0{{ hardware }}.
 #
-# If you expected another device, `labkit doctor` in a terminal says why this one was chosen. It lists what is installed
-# and gives the command that repairs what it finds broken.
+# If you expected another device, `labkit doctor` in a terminal says why this one was chosen. It lists what is
+# installed, and gives the command that repairs whatever is broken.
 #
 # ## There and back
 #
-# A GPU has its own memory. Data goes there, is computed on, and comes back. The machine around the GPU, with its CPU
+# A GPU has its own memory. Data is copied there, processed, and copied back. The machine around the GPU, with its CPU
 # and the memory that NumPy uses, is called the *host*.
 #
-# Here is the round trip with no computing at all, with the kind of data that the later parts of this course are about.
-# A language model reads text as *tokens*, integers that each stand for a word or a part of one. A program that
-# generates text sends a short list of them to the device at every step, and they have to arrive exactly as they were.
+# Here is the round trip without any computation, with the kind of data that the later parts of this course are about. A
+# language model reads text as *tokens*, integers that each stand for a word or a part of one. A program that generates
+# text sends a short list of them to the device at every step, and they have to arrive exactly as they were.
 
 # %%
 active_tokens = [128000, 791, 6864, 315, 9822]
@@ -171,7 +171,7 @@ untouched = cuda.device_array(4, dtype=np.float32)
 print(untouched.copy_to_host() if not device.on_gpu() else "on a GPU: whatever was there")
 
 # %% [markdown]
-# Whatever was there before. On a GPU that is often zeros and sometimes the data of another array, so a program that
+# Whatever was there before. On a GPU that is often zeros and sometimes data left by another array, so a program that
 # relies on zeros may work for months before it fails. The CPU device fills fresh memory with NaN, so that the mistake
 # shows on the first day.
 #
@@ -195,16 +195,16 @@ attempt("a grid of no blocks:", lambda: positions_kernel[0, 128](block, thread))
 attempt("one argument too few:", lambda: positions_kernel[1, 128](block))
 
 # %% [markdown]
-# The block is too large: 1,024 threads are the limit. The wording differs between devices. A GPU answers with an error
-# code of its *driver*, the program that controls it; the CPU device names the kernel, the value and the limit. After a
+# The block is too large: 1,024 threads are the limit. The wording differs between devices. A GPU reports an error code
+# from its *driver*, the program that controls it; the CPU device names the kernel, the value and the limit. After a
 # refused launch everything still works.
 #
 # ## Trust, then speed
 #
 # In this course every kernel is compared with NumPy before it is timed. `agree` does that. One convenient size would
-# prove little, so it tries 1, 31, 257, one more than a block, and more than a whole grid. It fills the output with NaN
-# beforehand, so an element that no thread wrote cannot pass, and it computes the reference in float64. Here it checks
-# the kernel of the next lesson, which adds two vectors.
+# prove little, so it tries several: 1, 31, 257, which is one more than a block, and more than a whole grid. It fills
+# the output with NaN beforehand, so that an element that no thread wrote cannot pass, and it computes the reference in
+# float64. Here it checks the kernel of the next lesson, which adds two vectors.
 
 # %%
 from labkit import agree
@@ -215,8 +215,8 @@ agree(VECTOR_ADD, ["vector_add_per_thread"])
 # %% [markdown]
 # The kernels for one operation form a *ladder*, and each of them is a *rung*; lesson 01 has three. The column *of the
 # allowed* gives the largest error as a fraction of what the check allows. Here that is twice{{ if near(1 / 0.5, 2) }}
-# the largest error of a single rounding. A sum of two float32 values is rounded exactly once, so a right answer can use
-# up half of the allowance, and no more.
+# the largest error of a single rounding. A sum of two float32 values is rounded exactly once, so a right answer uses up
+# half of the allowance at most.
 #
 # ## What I learned
 #

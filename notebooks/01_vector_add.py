@@ -6,7 +6,7 @@
 # You will learn
 #
 # - how one line of index arithmetic and one guard spread ten million additions over threads
-# - how to time a kernel: warm-up, twenty runs, the copies apart from the computing
+# - how to time a kernel: warm-up, twenty runs, copies and computation timed separately
 # - why memory sets the pace, and what a thread can do about it
 #
 # ## The problem
@@ -49,7 +49,7 @@ roofline.predict(VECTOR_ADD, n=n)
 
 # %% [markdown]
 # Each addition reads two values of four bytes and writes one: twelve bytes for a single flop. `roofline.predict`
-# compares the time for the bytes with the time for the flops. A GPU does both at the same time, so the larger of the
+# compares the time for the bytes with the time for the flops. A GPU does both at the same time, so the longer of the
 # two is the *bound*, the least time that any kernel should need. This way of looking at a kernel is called the
 # *roofline*. Vector addition is bound by memory, and by a wide margin: the arithmetic would be done in a fraction of
 # the time.
@@ -68,9 +68,9 @@ show_source(elementwise.vector_add_per_thread_kernel)
 # has a different $i$, no $i$ is left out, and no two threads write to the same element.
 #
 # Numba's own name for it is `cuda.grid(1)`; `u32.grid(1)` is the same value as an unsigned 32-bit integer. Why bother?
-# Numba treats an index as a signed 64-bit integer, as Python does, where -1 means the last element, and so it adds a
+# Numba treats an index as a signed 64-bit integer in which, as in Python, -1 means the last element, and so it adds a
 # test for negative values to every access. An unsigned index needs no test. For vectors it makes no difference, since
-# the kernel waits for memory anyway. For a matrix product it does (lesson 06).
+# the kernel waits for memory anyway. In some later kernels it does (lesson 06).
 #
 # The `if` is the guard. Which thread of which block is the first to find no element?
 
@@ -86,10 +86,10 @@ print(f"the first of them: block {n // block:,}, thread {n % block}")
 #
 # ## Host, device and back
 #
-# The host cannot access the GPU's memory, and a kernel cannot access a NumPy array. So every program for a GPU goes
-# through the same steps: allocate memory on the device, copy the inputs there, launch, copy the result back. Here they
-# are, each with its time, next to NumPy's addition on the host. Everything runs 21 times{{ example }}, and the first
-# time gets a column of its own.
+# The host cannot access the GPU's memory, and a kernel cannot access a NumPy array. So every GPU program goes through
+# the same steps: allocate memory on the device, copy the inputs there, launch, copy the result back. Here they are,
+# each with its time, next to NumPy's addition on the host. Everything runs 21 times{{ example }}, and the first run has
+# its own column.
 #
 # Which step will differ most between its first run and the others?
 
@@ -128,8 +128,8 @@ table([(step, ms[0], median[step], min(ms[1:]), max(ms[1:])) for step, ms in tim
 #   it for as long as the program runs. The CPU device also keeps it on disk.
 # - The operating system hands out memory only when it is first touched, which takes time. Here that happens to `c` and
 #   to `expected`.
-# - On a GPU the very first access, at the top of this page, sets up a *context*: the driver loads, allocates memory and
-#   prepares for your process.
+# - On a GPU the very first access, at the top of this page, sets up a *context*: the driver is loaded, allocates memory
+#   and prepares for your process.
 #
 # None of this belongs in the time of a kernel. Running it once before the clock starts is called the *warm-up*. From
 # the other twenty runs I use the median, because a single interruption by the operating system would change the mean.
@@ -140,9 +140,9 @@ table([(step, ms[0], median[step], min(ms[1:]), max(ms[1:])) for step, ms in tim
 #
 # ## Without the guard
 #
-# Here is the same kernel without its `if`. To catch the 125 threads without an element in the act, I allocate 256
-# sevens behind each vector, which the kernel should leave alone. What will this cell print on your device, an error or
-# a count of sevens?
+# Here is the same kernel without its `if`. To catch the 125 threads without an element in the act, I put 256 sevens
+# behind each vector, which the kernel should leave alone. What will this cell print on your device, an error or a count
+# of sevens?
 
 # %%
 @cuda.jit
@@ -164,7 +164,7 @@ except IndexError as error:
 #
 # A GPU does not check. There this cell reports no error, and 125 of the sevens are overwritten. Without our sevens,
 # those threads might write into another array of the same program, or to memory that was never allocated; then some
-# later call fails, and names neither thread nor line. NVIDIA's tool `compute-sanitizer python program.py` finds
+# later call fails, without naming the thread or the line. NVIDIA's tool `compute-sanitizer python program.py` finds
 # accesses outside all allocations. It would not report this cell, because the sevens are in the same allocation as the
 # vector.
 #
@@ -181,8 +181,8 @@ agree(VECTOR_ADD)
 #
 # ## The trip as a picture
 #
-# Here are the steps of an H200, and if you have a GPU, yours from above. Each bar begins where the one before it ended.
-# What share of the H200's trip is the kernel?
+# Here are the steps on an H200 and, if you have a GPU, your own from above. Each bar begins where the one before it
+# ended. What share of the H200's trip is the kernel?
 
 # %%
 copies = measure.recorded_series("copies", gpu="NVIDIA H200")
@@ -199,18 +199,18 @@ pictures.round_trip(here, recorded)
 # %% [markdown]
 # The kernel is {{ (kernel / trip):.1% }} of the trip. It is {{ round(numpy / kernel, -1):.0f }} times as fast as NumPy,
 # and yet the whole trip takes about as long as NumPy does{{ if as_long_as_numpy }}. The kernel reads the GPU's own
-# memory, thousands of GB each second. But the data had to come over the *bus* that joins host and GPU, which is far
-# slower. The CPU device has no bus: there, a copy stays within your memory.
+# memory, thousands of GB each second. But the data had to cross the *bus* between host and GPU, which is far slower.
+# The CPU device has no bus: there, a copy stays within your memory.
 #
-# So a GPU does not pay off for a single addition. It does if the data stays there. Lesson 11 looks at a whole program
+# So a GPU does not pay off for a single addition. It does if the data stays on it. Lesson 11 looks at a whole program
 # in this way.
 #
 # ## The copies, apart
 #
 # The bus can do better than that. NumPy's arrays live in *pageable* memory, which the operating system may move. So the
-# driver first copies the data to memory that cannot move, and from there to the GPU. An array can also be in such
-# memory from the start. It is then called *pinned*, and `cuda.pinned_array` makes one. `h2d` is short for host to
-# device, `d2h` for the way back. How much faster is a copy from or to pinned memory?
+# driver first copies the data to memory that cannot move, and from there to the GPU. An array can also be allocated in
+# such memory. It is then called *pinned*, and `cuda.pinned_array` makes one. `h2d` is short for host to device, `d2h`
+# for the way back. How much faster is a copy from or to pinned memory?
 
 # %%
 table([(way, found["gbs"], copies[way]["gbs"]) for way, found in measure.time_copy(4 * n).items()],
@@ -218,7 +218,7 @@ table([(way, found["gbs"], copies[way]["gbs"]) for way, found in measure.time_co
 
 # %% [markdown]
 # On the H200's host, pinned copies are about three times as fast{{ if near(pinned_gain, 3.2) }}. But pinned memory is
-# slow to allocate and lost to all other programs, so one pins a few arrays and uses them again and again.
+# slow to allocate and unavailable to all other programs, so one pins a few arrays and reuses them.
 #
 # ## A loop over the grid
 #
@@ -226,8 +226,8 @@ table([(way, found["gbs"], copies[way]["gbs"]) for way, found in measure.time_co
 # *events*, marks in the queue at which the GPU notes the time on its own clock. On the H200 our kernel reaches about
 # two thirds{{ if near(of_bound, 2/3) }} of the bound. I tried two ideas to do better.
 #
-# The first is the *grid-stride loop*: start a fixed number of threads, and let each of them go on with the element that
-# is one whole grid further. `gridsize(1)` is the number of threads in the grid.
+# The first is the *grid-stride loop*: start a fixed number of threads, and let each of them go on to the element one
+# whole grid further on. `gridsize(1)` is the number of threads in the grid.
 
 # %%
 show_source(elementwise.vector_add_grid_stride_kernel)
@@ -237,15 +237,15 @@ show_source(elementwise.vector_add_grid_stride_kernel)
 #
 # ## Four loads before the first store
 #
-# The second idea gives each thread four elements, each a block's width after the last, and loads all of them before it
-# stores any. A load does not stop a thread. It goes on until it needs the value, and only then does it wait. Eight
-# loads that travel together are hardly a longer wait than two.
+# The second idea gives each thread four elements, each one block width after the previous one, and loads all of them
+# before it stores any. A load does not stop a thread. It goes on until it needs the value, and only then does it wait.
+# Waiting for eight loads that travel together takes little longer than waiting for two.
 
 # %%
 show_source(elementwise.vector_add_four_loads_kernel)
 
 # %% [markdown]
-# Both rungs reshuffle which thread adds which element. Suppose there are 29 elements and blocks of four threads. Which
+# Both rungs change which thread adds which element. Suppose there are 29 elements and blocks of four threads. Which
 # elements does thread 0 add in each of the three rungs?
 
 # %%
@@ -255,9 +255,8 @@ pictures.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads")
 # The values in the boxes are threads, and thread 0's boxes are dark. In all three rungs neighbouring threads load
 # neighbouring elements at the same moment. That is called *coalesced* access. The 32 threads of a warp load together,
 # and memory delivers pieces of 32 bytes, eight floats each. A warp that loads 32 floats in a row gets them in four
-# deliveries and uses every byte. If thread 0 had the elements 0 to 3 and thread 1 the elements 4 to 7, the work would
-# be shared just as fairly, but each load would need {{ words(16 / 4) }} times as many deliveries. Lesson 04 counts
-# them.
+# deliveries and uses every byte. If thread 0 had elements 0 to 3 and thread 1 elements 4 to 7, the work would be shared
+# just as evenly, but each load would need {{ words(16 / 4) }} times as many deliveries. Lesson 04 counts them.
 #
 # ## The ladder
 #
@@ -280,28 +279,28 @@ table([(row.name, row.fraction, big.row(row.name).fraction) for row in (*h200.ru
 
 # %% [markdown]
 # The order of rungs on the CPU device says nothing about a GPU. A core runs the threads of a block one after another.
-# In the grid-stride loop each of them goes through the whole vector before the next one begins, so neighbours do not
+# In the grid-stride loop each thread goes through the whole vector before the next one begins, so neighbours do not
 # share what is fetched. On a GPU they run at the same moment, and do.
 #
 # On the H200 the grid-stride loop changes nothing at ten million elements and little at 2^28, which is less than I had
-# expected of a loop that so many tutorials recommend. It has another virtue: it is right for any grid, so the grid can
-# be chosen to fit the machine.
+# expected from a loop that so many tutorials recommend. It has another virtue: it is correct for any grid, so the grid
+# can be chosen to fit the machine.
 #
 # Four elements per thread is the real step, and with it our kernel is as fast as PyTorch's{{ if as_fast_as_pytorch }}.
-# It does the same additions and moves the same bytes, but more of them are on their way at any moment. Lesson 02
-# explains why that matters.
+# It does the same additions and moves the same bytes, but more of them are in flight at any moment. Lesson 02 explains
+# why that matters.
 #
 # At ten million elements no kernel comes close to the bound. Starting and ending a kernel takes a few microseconds,
-# however few the elements, and here they are still a tenth{{ if near(small.kernel_ms[0] / kernel, 1 / 10) }} of the
+# however few the elements, and here that is still a tenth{{ if near(small.kernel_ms[0] / kernel, 1 / 10) }} of the
 # whole.
 #
 # ## Faster than the bound?
 #
-# At 2^28 elements our last rung passes the bound by {{ (passed - 1):.0% }}, and so does PyTorch. The bytes are right,
-# so it must be the speed by which they are divided: that of a copy, {{ limits.bandwidth_gbs:,.0f }} GB/s on the H200. A
-# copy reads as much as it writes. Kernels that read more than they write turn out to be a little
-# faster{{ if copy_is_slowest }}: our addition moves {{ addition_gbs:,.0f }} GB/s, and a kernel of lesson 02 that only
-# reads {{ reading_gbs:,.0f }}. So the bound is a yardstick that is good to a few percent, and no law of nature.
+# At 2^28 elements our last rung beats the bound by {{ (passed - 1):.0% }}, and so does PyTorch. The bytes are right, so
+# the error must be in the speed by which they are divided: that of a copy, {{ limits.bandwidth_gbs:,.0f }} GB/s on the
+# H200. A copy reads as much as it writes. Kernels that read more than they write turn out to be a little
+# faster{{ if copy_is_slowest }}: our addition moves {{ addition_gbs:,.0f }} GB/s, and a kernel of lesson 02, which only
+# reads, {{ reading_gbs:,.0f }}. So the bound is a yardstick, good to a few percent, and not a law of nature.
 #
 # ## What I learned
 #

@@ -7,15 +7,16 @@
 #
 # - how three coordinates become one address, and why it matters which of them runs along a warp
 # - why a volume needs three guards, and why a guard on the address is not enough
-# - how to count the memory accesses of a block's shape before measuring what they cost
+# - how to count the memory accesses that a block's shape causes before measuring what they cost
 #
 # ## The problem
 #
-# This is the addition of lesson 01 again, with the vectors folded into volumes of $n_x \times n_y \times n_z$ elements:
+# This is the addition of lesson 01 again, with the vectors reshaped into volumes of $n_x \times n_y \times n_z$
+# elements:
 #
 # $$\text{out}_{z,y,x} = a_{z,y,x} + b_{z,y,x}$$
 #
-# The result is nothing new, and that is why I chose it: all that is left to understand is the indexing. Memory knows
+# The result is nothing new, which is why I chose it: all that is left to understand is the indexing. Memory knows
 # nothing of three dimensions. A volume is one long row of elements, and the position of an element in it, its flat
 # index or *address*, is
 #
@@ -46,9 +47,9 @@ print(x + y * nx + z * nx * ny)
 #
 # ## A prediction
 #
-# Two kernels will do the same additions on the same bytes, with 1,024 threads per block. One treats the volume as the
-# vector that it is. The other gives each thread three coordinates, in blocks of 16 × 8 × 8. How many bytes move for a
-# volume of 512 × 512 × 512, and is the bound the same for both kernels?
+# Two kernels will do the same additions, with 1,024 threads per block. One treats the volume as the vector that it is
+# in memory. The other gives each thread three coordinates, in blocks of 16 × 8 × 8. How many bytes move for a volume of
+# 512 × 512 × 512, and is the bound the same for both kernels?
 
 # %%
 roofline.predict(VOLUME_ADD, nx=512, ny=512, nz=512)
@@ -68,15 +69,15 @@ show_source(elementwise.volume_add_3d_kernel)
 # %% [markdown]
 # The first is a *launcher*, the function on the host that checks the arguments and launches a kernel. `flat` is a view
 # of each array as a vector, without a copy, and the kernel is that of lesson 01. `@rung` enters the launcher in the
-# ladder, together with its kernel and a line of description.
+# ladder, together with its kernel and a one-line description.
 #
 # The second is a kernel that computes its own address. `cuda.grid(3)` is the index formula of lesson 01 three times
-# over, once for each axis. Then come multiplications and additions where the first kernel has none, and three
-# comparisons instead of one. $16 \cdot 8 \cdot 8$ is 1,024 again, the most threads that a block may have.
+# over, once per axis. Then come multiplications and additions where the first kernel has none, and three comparisons
+# instead of one. $16 \cdot 8 \cdot 8$ is 1,024 again, the most threads that a block may have.
 #
 # ## Three guards
 #
-# A block of this kind is a box, and it can hang over the volume on three sides. Does that really take three
+# A block of this kind is a box, and it can hang over the volume on three sides. Does that really need three
 # comparisons? In the end we only use the address, and `idx < n` keeps it inside the array. To find out, let each thread
 # that passes a guard add one to its element: first with the guard on the address, then with the guard on the
 # coordinates.
@@ -121,9 +122,9 @@ table(counted, ["kernel", "visits", "elements with so many"])
 # With the guard on the address, most elements are visited twice or more. A thread one step beyond the end of its row is
 # not outside the volume: it is at the beginning of the next row, on an element that already has an owner. Every address
 # is inside the array, so neither the sanitizer nor the bounds check of the CPU device can find anything wrong. For
-# `out[i] = a[i] + b[i]` even the answer is right, only computed up to four times. For `out[i] += 1` it would be wrong.
+# `out[i] = a[i] + b[i]` even the answer is right, just computed up to four times. For `out[i] += 1` it would be wrong.
 #
-# So a guard belongs on the coordinates, one for each axis, because only they say what is outside.
+# So a guard belongs on the coordinates, one per axis, because only they say what is outside.
 #
 # ## Agreement
 
@@ -150,15 +151,15 @@ plots.ladder(found, recorded=h200)
 # %% [markdown]
 # The flat kernel wins, by a factor of {{ box / flat:.2f }}, and both stay far from the limit that PyTorch's addition
 # reaches. They move the same bytes, do the same flops, and have equally many threads per block. On the CPU device the
-# order has other reasons, since it has no warps. What differs is which elements the 32 threads of a warp load together,
+# order has other causes, since it has no warps. What differs is which elements the 32 threads of a warp load together,
 # and that can be counted without a GPU.
 #
 # ## The sectors of a warp
 #
-# The threads of a block are counted with $x$ running fastest, then $y$, then $z$. Each 32 in that order are a warp,
-# whose lanes load together. The pieces of 32 bytes that memory delivers are called *sectors*; four neighbouring sectors
-# make up a *line* of the cache. So the cost of a load depends on how many sectors the 32 addresses fall into. For 32
-# floats four is the least possible.
+# The threads of a block are counted with $x$ running fastest, then $y$, then $z$. In that order every 32 threads are a
+# warp, whose lanes load together. The pieces of 32 bytes that memory delivers are called *sectors*; four neighbouring
+# sectors make up a *line* of the cache. So the cost of a load depends on how many sectors the 32 addresses fall into.
+# For 32 floats four is the least possible.
 #
 # The threads of the first warp can record their addresses themselves.
 
@@ -190,17 +191,17 @@ plots.warp_addresses({title(block): first_warp(block) for block in [(1024, 1, 1)
 
 # %% [markdown]
 # The warp of the long block loads 128 bytes in one piece: four sectors. That of the 16 × 8 × 8 block loads two pieces,
-# 2,048 bytes apart, because its upper sixteen lanes are in the next row. But each piece is exactly two sectors, so it
-# is four again. I had expected waste here, and there is none.
+# 2,048 bytes apart, because its upper sixteen lanes are in the next row. But each piece is exactly two sectors, so the
+# total is four again. I had expected waste here, and there is none.
 #
-# In the 4 × 4 × 64 block the rows are four threads long. Four floats are half a sector, and the other half travels
-# along unused: eight sectors deliver what fits into four. In a volume of this size, all other warps of these blocks do
+# In the 4 × 4 × 64 block the rows are four threads long. Four floats are half a sector, and this warp does not use the
+# other half: eight sectors deliver what fits into four. In a volume of this size, all other warps of these blocks do
 # the same at other addresses.
 #
 # ## The sweep
 #
-# Now one kernel and one volume with 17 different shapes of its block, all with full occupancy (lesson 03):
-# the kernel needs only {{ registers }} registers per thread. Which property of a block will make it slow on the H200?
+# Now one kernel and one volume with 17 different block shapes, all with full occupancy (lesson 03): the kernel needs
+# only {{ registers }} registers per thread. Which property of a block will make it slow on the H200?
 
 # %% tags=["hide-input"]
 sweep = measure.recorded_series("volume_add_block_shapes", gpu="NVIDIA H200")
@@ -218,15 +219,15 @@ table(rows, {"block": "", "threads": "", "sectors": "", "lines": "", "threads pe
       note="sectors and lines of the first warp; GB/s recorded on an NVIDIA H200")
 
 # %% [markdown]
-# With the count next to the rate, the bars explain themselves. Look at the blocks of 1,024 threads first. There are
+# With the counts next to the rates, the bars explain themselves. Look at the blocks of 1,024 threads first. There are
 # three effects.
 #
 # *Sectors.* From eight sectors on, each doubling nearly halves the rate{{ if rate_halves }}. That is what coalesced
-# access buys. The slowest blocks do the same additions on the same bytes, and need several times as long because each
-# of the 32 floats arrives in a sector of its own.
+# access buys. The slowest blocks do the same additions on the same elements, and need several times as long because
+# each of the 32 floats arrives in a sector of its own.
 #
 # *Idle threads.* The first row has the fewest sectors and lines, and yet it is slow. Its block is 1,024 long and the
-# volume 512, so the guard stops every second thread. Idle threads move no bytes, but they occupy room on the SM. The
+# volume 512, so the guard stops half of the threads. Idle threads move no bytes, but they take up room on the SM. The
 # best shape depends on the volume.
 #
 # *Short rows.* Among the shapes with four sectors the rate falls gently as the rows of the block get shorter. A load
@@ -234,9 +235,9 @@ table(rows, {"block": "", "threads": "", "sectors": "", "lines": "", "threads pe
 #
 # ## How many threads in a block?
 #
-# The last rows of the table have smaller blocks. In four pairs the rows of the block are equally long, and so the
-# sectors are equal, but one block has 1,024 threads and the other 256. In a fifth pair, it is 1,024 threads against 64.
-# Is the block with fewer threads the faster one in all five pairs?
+# The last rows of the table have smaller blocks. In four pairs the two blocks have rows of the same length, and so the
+# same number of sectors, but one block has 1,024 threads and the other 256. In a fifth pair, it is 1,024 threads
+# against 64. Is the block with fewer threads the faster one in all five pairs?
 
 # %%
 gbs = {tuple(shape): rate for shape, rate in zip(sweep["blocks"], sweep["gbs"], strict=True)}
@@ -249,19 +250,20 @@ table([(title(large), gbs[large], title(small), gbs[small], gbs[small] / gbs[lar
 # %% [markdown]
 # In four of them. Blocks of 256 threads are about a quarter{{ if near(min(pairs) - 1, 1 / 4) }} faster than blocks of
 # 1,024, although both allow full occupancy, and with hundreds of waves the tail is negligible. These recordings do not
-# show why. Lesson 12 counts how many warps are really resident while a kernel runs, and there you can find out.
+# show why. Lesson 12 counts how many warps are really resident while a kernel runs; the tool used there can tell.
 #
 # But smaller is not always better. Blocks of 64 are slower than blocks of 1,024{{ if small_loses }}, with eight sectors
 # in both cases. Here the recordings do say something about the reason. The volume needs {{ 512**3 // 64 / 1e6:.1f }}
 # million blocks of 64, and the H200 starts {{ round(starts, -1):,.0f }} of them per microsecond, a little less than one
 # per clock. No other shape needs half as many. And lesson 05 has a kernel in the same blocks that moves a third fewer
-# bytes and takes just as long{{ if same_time }}. So at 64 threads it is the starting of blocks that sets the pace.
+# bytes and takes just as long{{ if same_time }}. So with 64 threads it is the rate of starting blocks that sets the
+# pace.
 #
 # ## Why the flat kernel wins
 #
 # Back to the ladder. One shape of the sweep is halfway between the flat kernel and the 16 × 8 × 8 block: 256 × 4 × 1
-# has three coordinates, but each of its warps loads a single line, as a flat warp does. How much of the lead of the
-# flat kernel comes from the coordinates, and how much from the box?
+# has three coordinates, but each of its warps loads a single line, as a flat warp does. How much of the flat kernel's
+# lead comes from the coordinates, and how much from the box?
 
 # %%
 flat, box, row = h200.row("volume_add_1d").gbs, h200.row("volume_add_3d").gbs, gbs[256, 4, 1]
@@ -270,9 +272,9 @@ table([("flat, 1,024 threads", flat, 1), ("256 × 4 × 1", row, flat / row), ("1
 
 # %% [markdown]
 # The two parts are about equal{{ if parts_equal }}. One comes with the three coordinates: there is more arithmetic
-# before the first load. The other comes with the box: short rows, and two lines for each load.
+# before the first load. The other comes with the box: short rows, and two lines per load.
 #
-# Neither matters as much as the size of the block. The flat kernel itself came closer to the bound in lesson 01, with
+# Neither matters as much as the size of the block. In lesson 01 the flat kernel itself came closer to the bound, with
 # 256 threads and on the larger vector, than it does here with 1,024{{ if addition_came_closer }}.
 #
 # What are three coordinates good for, then? For kernels in which a thread has to know where its element is: a filter
@@ -281,9 +283,9 @@ table([("flat, 1,024 threads", flat, 1), ("256 × 4 × 1", row, flat / row), ("1
 # ## What I learned
 #
 # - The fastest axis in memory belongs on $x$, because $x$ runs along the warp.
-# - A guard on the flat index is not a guard. The threads that it lets through have another thread's element.
-# - 16 × 8 × 8 wastes no sector. I had blamed it for that.
-# - Occupancy explains nothing here. All 17 shapes allow it in full, and the best is
+# - A guard on the flat index is not a guard. It lets through threads that then work on another thread's element.
+# - 16 × 8 × 8 wastes no sectors. I had thought it did.
+# - Occupancy explains nothing here. All 17 shapes allow full occupancy, and the best is
 #   {{ words(max(shapes) / min(shapes)) }} times as fast as the worst.
 # - 1,024 threads per block was my habit, and a bad one; 64 is worse. I now start at 256 and measure.
 #
@@ -303,8 +305,8 @@ table([("flat, 1,024 threads", flat, 1), ("256 × 4 × 1", row, flat / row), ("1
 #   line cost?
 # - Count the visits with `nx = 16`, so that nothing hangs over along $x$. Which counts are left? Predict them first.
 #
-# Next: **05 · Broadcasting**, where three arrays of different shapes are added, and most reads are of an element that
-# another thread has read before.
+# Next: **05 · Broadcasting**, where three arrays of different shapes are added, and most reads are of elements that
+# another thread has already read.
 
 # %% [numbers]
 # shapes = series.volume_add_block_shapes.gbs

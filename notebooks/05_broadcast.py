@@ -16,7 +16,7 @@
 # $$out_{xyz} = a_{xyz} + b_{xy} + c_x$$
 #
 # Their shapes are `(X, Y, Z)`, `(X, Y)` and `(X,)`. A neural network does this all the time: it has a large array of
-# activations, and adds small arrays to it along some of its axes. Writing the index of each rank by hand shows what
+# activations, and adds small arrays to it along some of its axes. Writing the index for each rank by hand shows what
 # NumPy does when it broadcasts.
 #
 # One warning. In lesson 04 the fastest axis in memory was called x. Here the axes are named in NumPy's order for
@@ -24,9 +24,9 @@
 #
 # ## NumPy's rule, and its trap
 #
-# NumPy lines up shapes at their *right* ends. Two axes go together if they are equal or if one of them is 1; an axis
-# that is missing on the left counts as 1. What does NumPy make of `a + b` and of `a + b[:, :, None] + c[:, None, None]`
-# when X, Y and Z are 2, 3 and 4?
+# NumPy lines up shapes at their *right* ends. Two axes are compatible if their lengths are equal or one of them is 1;
+# an axis that is missing on the left counts as 1. What does NumPy make of `a + b` and of
+# `a + b[:, :, None] + c[:, None, None]` when X, Y and Z are 2, 3 and 4?
 
 # %%
 import numpy as np
@@ -44,10 +44,10 @@ except ValueError as error:
 print("with new axes:", (a + b[:, :, None] + c[:, None, None]).shape)
 
 # %% [markdown]
-# It refuses the first, because 4 meets 3 on the right. `None` inserts an axis of length 1, so `b[:, :, None]` has the
+# It rejects the first, because 4 meets 3 on the right. `None` inserts an axis of length 1, so `b[:, :, None]` has the
 # shape `(X, Y, 1)` and lines up with `(X, Y, Z)`. The axis of length 1 is *stretched* along z. Stretched is a figure of
-# speech: nothing is copied. NumPy describes an array by an address and one step for each axis, called its *strides*.
-# Counted in elements, what is the step of `b[:, :, None]` along z?
+# speech: nothing is copied. NumPy describes an array by an address and one step per axis; these steps are called its
+# *strides*. Counted in elements, what is the step of `b[:, :, None]` along z?
 
 # %%
 from labkit import table
@@ -57,8 +57,9 @@ table([(name, *(stride // 4 for stride in np.broadcast_to(view, a.shape).strides
       ["steps, in elements", "along x", "along y", "along z"])
 
 # %% [markdown]
-# Zero: along z, the address in `b` does not move. Broadcasting is a step of zero. Multiply the coordinates by the steps
-# and add up, and you have the three formulas that the kernel will need: `x*(Y*Z) + y*Z + z`, `x*Y + y`, and `x`.
+# Zero: along z, the address in `b` does not move. Broadcasting is a step of zero. Multiply the coordinates by the
+# steps, add them up, and you have the three formulas that the kernel will need: `x*(Y*Z) + y*Z + z`, `x*Y + y`, and
+# `x`.
 
 # %%
 from labkit import plots
@@ -70,7 +71,7 @@ pictures.broadcast_reads((X, Y, Z), mark=(1, 2, 3))
 # The value in a box is a flat index, the position of the element in its array's memory. Follow the frames. Element 23
 # of the sum reads element 23 of `a`, element 5 of `b` and element 1 of `c`.
 #
-# Now the trap. The first sum was refused because the lengths of the axes differ. What happens if the lengths are equal
+# Now the trap. The first sum was rejected because the lengths of the axes differ. What happens if the lengths are equal
 # and you forget the `None`?
 
 # %%
@@ -82,8 +83,7 @@ print("same values:", np.array_equal(forgotten, meant))
 
 # %% [markdown]
 # NumPy does not complain, and the values are wrong. Lined up on the right, `face` met the axes y and z instead of x and
-# y. In a kernel, too, exchanged axes do not show in a cube. That is the reason for sizes such as 13 × 11 × 17 in the
-# check further down.
+# y. In a kernel, too, swapped axes do not show on a cube. That is why the check below uses sizes such as 13 × 11 × 17.
 #
 # ## A prediction
 #
@@ -105,8 +105,8 @@ table([("a and out", 8 * n**3 / 1e6, 1), ("b", 4 * n**2 / 1e6, n), ("c", 4 * n /
 # The prediction counts `b` and `c` once, although the kernel will load from them as often as from `a`. The picture
 # shows why: the 512 threads that need the same element of `b` are neighbours along z. The first of them fetches it from
 # memory, and the others find it in the cache. All of `b` is a
-# thousandth{{ if near(4 * 512**2 / (8 * 512**3), 1 / 1000) }} of the traffic. So by the prediction the sum takes as
-# long as a copy of `a`, and the broadcast is free.
+# thousandth{{ if near(4 * 512**2 / (8 * 512**3), 1 / 1000) }} of the traffic. So according to the prediction the sum
+# takes as long as a copy of `a`, and the broadcast is free.
 #
 # ## The first kernel
 
@@ -121,11 +121,11 @@ show_source(broadcast_add_strided)
 
 # %% [markdown]
 # The launcher checks the shapes, flattens the arrays and covers the volume with blocks of 4 × 4 × 4, 64 threads each.
-# In the kernel the three formulas are arranged to save multiplications: `pair` is the index into `b`, and
+# In the kernel the three formulas are rearranged to save multiplications: `pair` is the index into `b`, and
 # `pair * nz + z` is $x \cdot YZ + y \cdot Z + z$ with Z factored out.
 #
 # `x, y, z = cuda.grid(3)` names the axes in the order of the formula, and the block is a small cube. The kernel is
-# right, and it is slow. To see why, find out which threads are neighbours.
+# correct, and it is slow. To see why, find out which threads are neighbours.
 #
 # ## Which threads are neighbours
 #
@@ -139,9 +139,9 @@ from labkit.kernels.broadcast import broadcast_add_coalesced_kernel
 show_source(broadcast_add_coalesced_kernel)
 
 # %% [markdown]
-# `z, y, x = cuda.grid(3)`: now the fastest thread index walks the fastest axis. The third rung is this same kernel in
-# blocks of 64 × 4 × 1, which are long along z. The index formula alone tells which sectors of `a` the first warp of a
-# block loads. How many sectors does it load in each of the three rungs?
+# `z, y, x = cuda.grid(3)`: now the fastest thread index runs along the fastest axis. The third rung is this same kernel
+# in blocks of 64 × 4 × 1, which are long along z. The index formula alone tells us which sectors of `a` the first warp
+# of a block loads. How many sectors does it load in each of the three rungs?
 
 # %%
 def thread_index(block):
@@ -161,8 +161,8 @@ asked["long rows, 64 × 4 × 1"] = (x * n + y) * n + z
 plots.warp_addresses(asked, "A warp in long rows wastes nothing of what it reads of a")
 
 # %% [markdown]
-# Sixteen, eight and four. The 32 threads need 128 bytes each time, and 512, 256 and 128 bytes travel. The second rung
-# is only half coalesced, because rows of four threads fill {{ words(4 * 4 / 32) }} of a sector.
+# Sixteen, eight and four. The 32 threads need 128 bytes in each case, and 512, 256 and 128 bytes are moved. The second
+# rung is only half coalesced, because rows of four threads fill {{ words(4 * 4 / 32) }} of a sector.
 #
 # That is a second prediction. If sectors were all that counts, the strided rung would take
 # twice{{ if near(512 / 256, 2) }} as long as the coalesced one, and {{ words(512 / 128) }} times as long as the one
@@ -176,7 +176,7 @@ from labkit import agree
 agree(BROADCAST_ADD)
 
 # %% [markdown]
-# All three are right, on sizes that no exchange of axes would survive.
+# All three are right, at sizes where swapped axes would show.
 #
 # ## The ladder
 
@@ -191,7 +191,7 @@ plots.ladder(found)
 
 # %% [markdown]
 # On the CPU device the rungs may come in the same order for a different reason: it has no warps and no sectors, but in
-# the strided order each step of a core hits another line of its cache. The figure shows the speeds of an H200.
+# the strided order each step of a core hits a different line of its cache. The figure shows the speeds of an H200.
 #
 # Was the prediction right that the strided rung takes twice{{ if near(512 / 256, 2) }} as long as the coalesced one,
 # and {{ words(512 / 128) }} times as long as the one with long rows?
@@ -207,17 +207,17 @@ table([("strided / coalesced", 2, ms["strided"] / ms["coalesced"]),
       {"": "", "by sectors": "", "measured": ".1f"}, note=h200.where)
 
 # %% [markdown]
-# The first half was, the second was far too low. Long rows change two things: the sectors, and the number of threads in
-# a block, from 64 to 256. Lesson 04 found that blocks of 64 threads are limited by the rate at which a GPU can start
-# blocks, and here is the other half of that evidence: the addition of two volumes in blocks of 4 × 4 × 4 takes
+# The first half was right; the second was far too low. Long rows change two things: the sectors, and the number of
+# threads in a block, from 64 to 256. Lesson 04 found that blocks of 64 threads are limited by the rate at which a GPU
+# can start blocks, and here is the other half of the evidence: the addition of two volumes in blocks of 4 × 4 × 4 takes
 # {{ cubes_ms:.2f }} ms for 12 bytes per element, and *coalesced* takes {{ coalesced_ms:.2f }} ms for 8. In *long rows*
-# that limit is gone. So a count of sectors tells which rung is better, and only a measurement how much better.
+# that limit is gone. So a count of sectors tells which rung is better, but only a measurement tells by how much.
 #
 # ## One kernel or two calls
 #
-# With NumPy, CuPy or PyTorch, called in the ordinary way, a sum of three is two sums. The first writes `a + b` out in
-# full; the second reads that back, adds `c` and writes it again. That makes 16 bytes per element where one kernel moves
-# 8. Can a library's better kernels make up for twice the bytes?
+# With NumPy, CuPy or PyTorch, called in the ordinary way, a sum of three arrays is two sums. The first writes `a + b`
+# out in full; the second reads it back, adds `c` and writes the result. That is 16 bytes per element, against 8 for one
+# kernel. Can a library's better kernels make up for twice the bytes?
 
 # %%
 table([(name, moved, ms[name], moved * 512**3 / ms[name] / 1e6)
@@ -232,14 +232,14 @@ table([(name, moved, ms[name], moved * 512**3 / ms[name] / 1e6)
 #
 # ## What holds the best rung back
 #
-# My best rung reaches {{ fraction:.0% }} of the copy bandwidth and needs {{ over_compiled:.1f }} times as long as the
+# My best rung reaches {{ fraction:.0% }} of the copy bandwidth and takes {{ over_compiled:.1f }} times as long as the
 # compiled kernel. I had expected it near the limit: every sector that it loads is used, and `b` and `c` are nearly
 # free.
 #
-# Lesson 02 has a rule for this: bytes in flight. A thread of *long rows* waits for a single value from memory, its
-# element of `a`; the other two come from a cache. The additions of lessons 01 and 04 wait for two. To compare them,
-# divide what a full SM has in flight by what Little's law requires, if the reads are to keep up with the bound. Does
-# the ratio of bytes in flight to bytes needed tell how close a kernel comes to its bound?
+# Lesson 02 has a rule for this: Little's law. A thread of *long rows* waits for a single value from memory, its element
+# of `a`; the other two come from a cache. The additions of lessons 01 and 04 wait for two. To compare them, divide the
+# bytes that a full SM has in flight by those that the law requires for the reads to keep up with the bound. Does this
+# ratio tell how close a kernel comes to its bound?
 
 # %%
 latency = measure.recorded_series("memory_latency", gpu="NVIDIA H200")["places"]["memory"]["ns"]
@@ -257,15 +257,15 @@ table([(name, loads, loads * 4 * 2048 / (read_share * bandwidth * latency / 132)
 
 # %% [markdown]
 # It puts them in the right order. Little's law alone would be satisfied with a ratio of one, but lesson 02 measured
-# that a busy memory wants about three times as much. *Long rows* has the least in flight of the four and is the
+# that a busy memory needs about three times as much. *Long rows* has the least in flight of the four and is the
 # furthest from its bound. So it is not waiting for bandwidth, and moving fewer bytes does not help it: two volumes in
-# the same blocks move half as much again and take only {{ volume / rows:.2f }} times as long.
+# the same blocks move half as many bytes again and take only {{ volume / rows:.2f }} times as long.
 #
 # ## Four elements per thread
 #
-# The cure is the one from lesson 01: let each thread add four elements, each a block's width after the last, and load
-# all four before it stores any. Here it helps twice, since the four have the same `x` and `y` and so share their
-# elements of `b` and `c`.
+# The cure is the one from lesson 01: let each thread add four elements, each one block width after the previous one,
+# and load all four before it stores any. Here it helps twice, since the four have the same `x` and `y` and so share one
+# element of `b` and one of `c`.
 
 # %%
 from labkit import cuda, observe
@@ -300,7 +300,7 @@ def four_elements(a, b, c, out, block=(64, 4, 1)):
 
 
 # %% [markdown]
-# Is the new kernel right at the awkward sizes of this operation, too, and how many of the three loads per element are
+# Is the new kernel also right at the awkward sizes of this operation, and how many of the three loads per element are
 # left?
 
 # %%
@@ -321,20 +321,20 @@ for name, kernel, grid in (("one element", broadcast_add_coalesced_kernel, (4, 1
 table(counts, {"each thread adds": "", "loads per element": ".1f", "stores per element": ".1f"})
 
 # %% [markdown]
-# It is right to the rounding of float32, and half of the loads are gone: six for four elements, instead of three for
-# one. Each thread now has four loads from memory in flight, so the ratio of the table above rises from
+# It is right to within float32 rounding, and half of the loads are gone: six for four elements, instead of three for
+# one. Each thread now has four loads from memory in flight, so the ratio in the table above rises from
 # {{ one_load:.1f }} to {{ 4 * one_load:.1f }}. By that table the kernel should come close to its bound. If you have a
 # GPU, the last cell of this lesson puts that to the test.
 #
 # ## What I learned
 #
 # - Broadcasting is a step of zero. Once I had written the steps down, I could read the index formulas off them.
-# - The order of names in `x, y, z = cuda.grid(3)` decides which axis a warp walks. The order that read well to me was
-#   {{ words(strided_slowdown) }} times slower than the best on the H200.
-# - A cube is the worst size for a test. Exchanged axes pass it.
+# - The order of names in `x, y, z = cuda.grid(3)` decides which axis a warp runs along. The order that read well to me
+#   was {{ words(strided_slowdown) }} times slower than the best on the H200.
+# - A cube is the worst size for a test. Swapped axes pass it.
 # - A small array that is read often costs next to nothing in bytes. It still costs loads, and I had left those out of
 #   my prediction.
-# - One mediocre kernel was faster than two better ones, one after the other.
+# - One mediocre kernel was faster than two better ones run one after the other.
 #
 # ## Resources
 #
@@ -350,8 +350,8 @@ table(counts, {"each thread adds": "", "loads per element": ".1f", "stores per e
 #   were everything, which of the two blocks would be faster?
 # - Draw `pictures.broadcast_reads((3, 2, 4), mark=(2, 0, 1))`. Work out the three indices on paper first.
 # - Let `b` have the shape `(Y, Z)`, so that it enters as `b[None, :, :]`. What are its three steps? Which threads need
-#   the same element now, and would you still count on the cache?
-# - Change the block in the cell below, which times both kernels. See which one is best for each of them.
+#   the same element now, and would you still rely on the cache?
+# - Change the block in the cell below, which times both kernels. See which block is best for each of them.
 
 # %%
 from labkit.kernels.broadcast import broadcast_add_coalesced

@@ -6,7 +6,7 @@
 # You will learn
 #
 # - why a matrix product can be bound by arithmetic, when everything so far was bound by memory
-# - how the threads of a block load once what they all need
+# - how the threads of a block load just once what they all need
 # - what a barrier protects, and what happens when not every thread reaches it
 # - how the order of the blocks decides what the L2 cache can hold
 #
@@ -20,8 +20,8 @@
 # multiplications and K additions.
 #
 # An addition uses each element once, and memory is the limit. Here each element of `a` is used N times and each element
-# of `b` M times. The *arithmetic intensity* tells the two cases apart: the flops (multiplications and additions) for
-# each byte that has to move. For M = N = K = 4,096, how many flops are there for a byte, if each matrix moves once?
+# of `b` M times. The *arithmetic intensity* tells the two cases apart: the flops (multiplications and additions) per
+# byte that has to move. For M = N = K = 4,096, how many flops are there per byte, if each matrix moves once?
 
 # %%
 from labkit import roofline
@@ -31,8 +31,8 @@ roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 
 # %% [markdown]
 # The H200 does between {{ intensity // 1:.0f }} and {{ intensity // 1 + 1:.0f }} flops in the time it needs to move one
-# byte. An operation with fewer flops a byte waits for memory. The additions of the last lessons, with a
-# quarter{{ if near(2 / 8, 1 / 4) }} of a flop for a byte or less, are far below that, and the product is far above,
+# byte. An operation with fewer flops per byte waits for memory. The additions of the last lessons, with a
+# quarter{{ if near(2 / 8, 1 / 4) }} of a flop per byte or less, are far below that, and the product is far above,
 # provided that each matrix moves only once. That does not happen by itself.
 #
 # ## One thread, one element
@@ -98,9 +98,9 @@ climb(recorded, "coalesced")
 
 # %% [markdown]
 # 17 sectors against 4 are a factor of {{ 17 / 4:.2f }}. The L1 cache looks up whole lines of 128 bytes, and of those
-# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap brings a factor of
-# {{ swap:.2f }}, between the two{{ if 17 / 4 < swap < 17 / 3 }}. Counting what a warp touches came close before
-# anything was timed.
+# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap makes the kernel
+# {{ swap:.2f }} times as fast, between the two{{ if 17 / 4 < swap < 17 / 3 }}. Counting what a warp touches came close
+# before anything was timed.
 #
 # ## Tiles
 #
@@ -108,8 +108,8 @@ climb(recorded, "coalesced")
 # need the same row of `a`, and the 16 of a column the same column of `b`. The block loads each element 16
 # times{{ example }}.
 #
-# *Shared memory* is made for this. It is memory on the SM, which all threads of a block can read and write, and its
-# contents are gone when the block ends. The block goes along its rows of `a` and down its columns of `b` in square
+# *Shared memory* is made for this. It is memory on the SM that all threads of a block can read and write, and its
+# contents are gone when the block ends. The block moves along its rows of `a` and down its columns of `b` in square
 # *tiles*. It loads each tile once, and every thread reads what it needs from there. In a kernel, `cuda.shared.array`
 # reserves such memory.
 
@@ -127,19 +127,19 @@ show_source(make_matmul_tiled, "a_tile = cuda.shared.array", "out[row, col] = to
 
 # %% [markdown]
 # A function makes the kernel, because the size of shared memory must be known when the kernel is compiled. The bound of
-# `range(tile)` is then known as well, so the compiler can write that loop out. Two tiles of 16 × 16 floats occupy
+# `range(tile)` is then known as well, so the compiler can unroll that loop. Two tiles of 16 × 16 floats occupy
 # {{ 2 * 16 * 16 * 4 // 1024 }} KB, a small part of what an SM has. The branch with `grouped` is explained at the end of
 # this lesson.
 #
-# The guard is no longer at the top. A thread whose element is outside of `out` still has to load for the others. So all
+# The guard is no longer at the top. A thread whose element is outside `out` still has to load for the others. So all
 # threads stay to the end, and only the store is guarded.
 #
 # ## Two barriers
 #
 # `cuda.syncthreads()` is a *barrier*: no thread of the block passes it before all of them have reached it. Each step
 # has two, and they protect different things. The first comes between writing the tiles and reading them. Without it a
-# thread reads what its neighbours have not loaded yet. The second comes between reading the tiles and writing the next
-# ones. Without it a fast thread overwrites what a slow one still needs.
+# thread reads elements that its neighbours have not loaded yet. The second comes between reading the tiles and writing
+# the next ones. Without it a fast thread overwrites what a slow one still needs.
 #
 # Here is a single step without its first barrier. The CPU device runs the threads of a block one after another, each as
 # far as the next barrier. How many of the 256 elements are right without the first barrier?
@@ -174,7 +174,7 @@ print(f"{right} of 256 elements are right ({device.name()})")
 # %% [markdown]
 # On the CPU device it is one: only the last thread finds its row of `a_tile` and its column of `b_tile` complete. A
 # result that depends on the order of the threads is a *race*. On a GPU the warps of a block run in an order that you
-# cannot choose, and the count may be anything up to 256. So a kernel with a race can pass every test you have.
+# cannot choose, and the count may be anything up to 256. So a kernel with a race can pass every test that you have.
 #
 # To find a race, look at which thread touches what: `observe` (lesson 02) records every access of a small launch. Here
 # is the tiled kernel without its second barrier, one block, two steps. On the CPU device its result is right even so,
@@ -206,9 +206,9 @@ for race in report.races:
     print(race, end="\n\n")
 
 # %% [markdown]
-# Two reports, one for each tile: which thread still reads, which one already writes, where the barrier belongs, and how
-# many accesses collide. `syncwarp` is a barrier for the threads of one warp, and the second report shows that it would
-# not be enough here. `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
+# Two reports, one per tile: which thread still reads, which one already writes, where the barrier belongs, and how many
+# accesses collide. `syncwarp` is a barrier for the threads of one warp, and the second report shows that it would not
+# be enough here. `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
 # wrong: it checks whether anything keeps two accesses apart.
 #
 # There is a third way to get this wrong: put the guard at the top, as in earlier kernels, and let the threads without
@@ -230,7 +230,7 @@ report = observe(early_return_kernel[1, (16, 16)], a, np.zeros((16, 13), np.floa
 print(*report.divergent_barriers)
 
 # %% [markdown]
-# For such a kernel CUDA promises nothing: it may work, compute garbage, or hang. On many GPUs a barrier waits only for
+# CUDA promises nothing for such a kernel: it may work, compute garbage, or hang. On many GPUs a barrier waits only for
 # the threads that are left. Even there this kernel would be wrong, because three columns of `tile` were never loaded.
 #
 # Step through the right kernel, for matrices of 32 × 32: four blocks of 16 × 16 threads, and two tiles of each matrix
@@ -244,7 +244,7 @@ observe(matmul_tiled_kernel[(2, 2), (16, 16)], left, right, np.zeros((32, 32), n
 
 # %% [markdown]
 # The first warps to finish their loads, or their products, wait until the last of the block's eight has finished, too:
-# each tile is complete before anyone reads it, and read before anyone replaces it.
+# each tile is complete before any warp reads it, and has been read before any warp replaces it.
 #
 # ## What tiles save
 #
@@ -268,9 +268,9 @@ table([(name, row.timing.p50, row.tflops) for name in ("coalesced", "tiled", "ti
       note=f"M = N = K = 4,096, {recorded.where}.")
 
 # %% [markdown]
-# Tiling was to save far more than a factor of {{ tiling:.1f }}, and a tile of 32 adds only {{ tile_32:.0% }} to that.
-# To see why, count what the hardware does: Nsight Compute (lesson 12) reads the GPU's own counters. The last column
-# divides the busy time of L1 by the multiply-adds of its SM.
+# Tiling should have brought far more than a factor of {{ tiling:.1f }}, and a tile of 32 adds only {{ tile_32:.0% }} to
+# that. To see why, count what the hardware does: Nsight Compute (lesson 12) reads the GPU's own counters. The last
+# column divides the busy time of L1 by the multiply-adds of its SM.
 
 # %% tags=["hide-input"]
 from labkit.measure import ncu
@@ -293,8 +293,8 @@ table([(name, row["instructions"] / 1e9, row["l2_bytes"] / 1e9, row["dram_read"]
 # elements there. Lesson 07 changes that.
 #
 # *From memory.* Tiling saves no bytes here{{ if saves_none }}. On the contrary, {{ words(more_from_memory) }} times as
-# many come from memory for the tiled kernel. Memory idles for most of the time in both kernels{{ if memory_idles }}, so
-# this is not what limits them. But where do {{ tiled_gb:.1f }} GB come from, when the two matrices have
+# many come from memory for the tiled kernel. Memory is idle most of the time in both kernels{{ if memory_idles }}, so
+# this is not what limits them. But where do {{ tiled_gb:.1f }} GB come from, when the two matrices together are
 # {{ 2 * 4 * 4096**2 / 1e6:.0f }} MB?
 #
 # ## Blocks in groups
@@ -303,7 +303,7 @@ table([(name, row["instructions"] / 1e9, row["l2_bytes"] / 1e9, row["dram_read"]
 # together, and the GPU starts them in the order of `blockIdx`: row by row. A row has 4,096 / 16 = {{ 4096 // 16 }}
 # blocks, so that is four rows of blocks. Together they need four strips of `a`, and every strip of `b`: all of its
 # {{ 4 * 4096**2 / 1e6:.0f }} MB, more than the {{ machine_of(H100).l2_mb }} MB of the H100's L2 cache. If the four rows
-# of blocks walk down `b` in step, they share each tile of it. If not, a tile has left the cache before the next row
+# of blocks move down `b` in step, they share each tile of it. If not, a tile has left the cache before the next row
 # needs it. How many gigabytes of `b` come from memory if the rows keep in step, and how many if each of them fetches
 # all of `b`?
 
@@ -324,9 +324,9 @@ table([("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132)
 pictures.block_orders()
 
 # %% [markdown]
-# This is the *grouped order* of the tutorial on matrix multiplication of Triton (lesson 17): blocks go down the rows of
-# a group, then to the next column, and to the next group when a group is finished. Only the first lines of the kernel
-# change, which compute a block's place in `out` from its index.
+# This is the *grouped order* of Triton's tutorial on matrix multiplication (lesson 17): blocks go down the rows of a
+# group, then to the next column, and to the next group when a group is finished. Only the kernel's first lines change,
+# which compute a block's position in `out` from its index.
 
 # %%
 from labkit.kernels.matmul.float32 import place_in_groups
@@ -334,10 +334,10 @@ from labkit.kernels.matmul.float32 import place_in_groups
 show_source(place_in_groups)
 
 # %% [markdown]
-# With groups of 32 rows, {{ together:, }} blocks are 32 rows by 33 columns of blocks. The strips that they read have
-# {{ working_set:.0f }} MB, so the cache can hold them whether or not the blocks keep in step. From memory should come
-# `a` once, and `b` once for each of {{ 4096 // 16 // 32 }} groups. How many gigabytes come from memory in the grouped
-# order, and how much faster is the kernel?
+# With groups of 32 rows, {{ together:, }} blocks are 32 rows by 33 columns of blocks. The strips that they read are
+# {{ working_set:.0f }} MB, so the cache can hold them whether or not the blocks keep in step. So `a` should come from
+# memory once, and `b` once for each of {{ 4096 // 16 // 32 }} groups. How many gigabytes come from memory in the
+# grouped order, and how much faster is the kernel?
 
 # %% tags=["hide-input"]
 groups = rows_of_blocks // 32
@@ -353,16 +353,16 @@ climb(recorded, "tiled_grouped", against="tiled")
 # The prediction is right to a tenth of a percent{{ if grouped_predicted }}: {{ grouped.dram_read / 1e9:.2f }} GB
 # instead of {{ tiled_gb:.1f }}, and {{ grouped.l2_hit_percent / 100:.0% }} of what is requested from L2 is found there.
 # And the kernel is only {{ grouped_faster:.0% }} faster. Fewer of its warps wait for global memory,
-# {{ waits_memory[1]:.1f }} instead of {{ waits_memory[0]:.1f }} for each that issues, but more wait for the queue of
-# shared memory, {{ waits_queue[1]:.1f }} instead of {{ waits_queue[0]:.1f }}: the unit of shared memory and L1 is as
-# busy as before{{ if as_busy }}. The order of the blocks pays off where memory is close to being the limit. Kernels
+# {{ waits_memory[1]:.1f }} instead of {{ waits_memory[0]:.1f }} for each that issues, but more wait for the
+# shared-memory queue, {{ waits_queue[1]:.1f }} instead of {{ waits_queue[0]:.1f }}: the unit of shared memory and L1 is
+# as busy as before{{ if as_busy }}. The order of the blocks pays off where memory is close to being the limit. Kernels
 # that use up their tiles faster come closer: those at the end of lessons 09 and 10 are more than fifty times as
-# fast{{ if half_ahead > 50 }}, and go through `out` in this way.
+# fast{{ if half_ahead > 50 }}, and go through `out` in this order.
 #
 # ## The roofline
 #
-# Here is the roofline as a picture. Across: flops for each byte that has to move. Up: flops in a second. On its slope
-# the memory's bandwidth is the limit, on its flat part the peak of the arithmetic.
+# Here is the roofline as a picture. Across: flops per byte that has to move. Up: flops per second. On its slope the
+# memory's bandwidth is the limit, on its flat part the peak of the arithmetic.
 
 # %%
 plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in ("broadcast_add", "matmul")])
@@ -384,14 +384,15 @@ plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else recorded.only(*
 #
 # ## What I learned
 #
-# - I count what a warp touches before I measure. For the swap the measured factor is between the count of sectors and
+# - I count what a warp touches before I measure. For the swap the measured factor is between the ratio of sectors and
 #   that of lines.
 # - In a kernel with barriers the guard moves down to the store. No thread returns early.
-# - A kernel can be right by luck. For each barrier I say which write it keeps from which read.
+# - A kernel can be right by luck. For each barrier I say which write it separates from which read.
 # - Bytes that threads load, bytes from L2 and bytes from memory are three counts. A cache had already saved most of
 #   what my tiles were meant to save.
 # - Which blocks run together decides what they can share in L2. A rectangle of blocks needs less than a row of them.
-# - When memory is not the limit, look for the unit that is busy. Here it is that of shared memory and the L1 cache.
+# - When memory is not the limit, look for the unit that is busy. Here it is the one that holds shared memory and the L1
+#   cache.
 #
 # ## Resources
 #
@@ -407,14 +408,14 @@ plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else recorded.only(*
 #
 # ## Try it
 #
-# - In the cell with the warp's addresses, lay the block out as 32 × 8: `fast, slow = lane, 0 * lane`. Predict the
-#   sectors of both kernels. Which of the two gets worse, and what does the square block save the other?
+# - In the cell with the warp's addresses, make the block 32 × 8: `fast, slow = lane, 0 * lane`. Predict the sectors of
+#   both kernels. Which of the two gets worse, and what does the square block save the other?
 # - Put the missing barrier into `no_barrier_kernel`, then move it up between the two loads. On the CPU device, how many
 #   elements are right now? Draw the order in which the threads run.
 # - `pictures.block_orders(side=24, together=36, group=3)`: which group needs the fewest strips for 36 blocks, and which
 #   for 72?
 # - Without a GPU, import `simt` from `labkit` and run `no_barrier_kernel` inside `with simt.thread_order("reverse"):`.
-#   Which element is right now? `print(simt.show(no_barrier_kernel, d_a, d_b, d_out))` shows the loop that is run.
+#   Which element is right now? `print(simt.show(no_barrier_kernel, d_a, d_b, d_out))` shows the loop that runs.
 #
 # Next: **to the limit of the CUDA cores**. Each thread computes a small tile of `out`, and of the factor of
 # {{ words(cublas_ahead) }} only a few percent remain.

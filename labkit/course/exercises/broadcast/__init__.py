@@ -12,7 +12,7 @@ from labkit import check, cuda, hint, plots
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
 LONG = (32, 4, 2)  # threads along z, y, x of a volume: a grid of them overhangs every axis
-GRID_TRANSPOSED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
+GRID_TRANSPOSED = "`row, col = cuda.grid(2)`, but the grid's x runs along the columns"
 
 
 def over_matrix(R, C):

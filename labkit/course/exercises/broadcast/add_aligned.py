@@ -4,8 +4,8 @@ Here the shapes line up on the right, as NumPy likes them: `a + b + c` with (X, 
 
 $$\text{out}_{xyz} = a_{xyz} + b_{yz} + c_z$$
 
-I adapted the lesson's kernel one evening and tried it on 64 × 64 × 64. It agreed with NumPy to the last bit. Let
-`check` look at it, read what it says, and repair the kernel.
+I adapted the lesson's kernel one evening and tried it on 64 × 64 × 64. It agreed with NumPy to the last bit. Run
+`check` on it, read what it says, and repair the kernel.
 """
 
 HINTS = ("Which of the three indices would be right for 64 x 64 x 64 and wrong for 2 x 3 x 5? Work them out for x = 0, "

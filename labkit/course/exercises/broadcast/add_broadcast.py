@@ -15,8 +15,8 @@ Write `add_broadcast(a, b, out, x_step, y_step, z_step)` from the decorator down
 along z, its y along y and its z along x, in blocks of 32 × 4 × 2.
 """
 
-HINTS = ("Where is the element b[x, y, z] if you know how far one x, one y and one z take you? What becomes of that "
-         "where a step is 0?",
+HINTS = ("Where is element b[x, y, z] if you know how far a step in x, in y and in z takes you? What happens where a "
+         "step is 0?",
          "There is no special case to write: the index is each coordinate times its step, added up. a and out are "
          "indexed with three coordinates; guard all three.",
          "z, y, x = cuda.grid(3); in the guard: out[x, y, z] = a[x, y, z] + b[x * x_step + y * ... + z * ...].")
@@ -74,7 +74,7 @@ EXERCISE = KernelExercise(
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
     domain=of((0, 1), *SUMMED),
     wrong={
-        "the steps of x and z are exchanged":
+        "the steps of x and z are swapped":
             Edit("x_step + y * y_step + z * z_step", "z_step + y * y_step + z * x_step"),
         "the index into `b` wraps around with `%`: right only for axes that are missing on the left":
             Edit("out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]",
@@ -83,12 +83,12 @@ EXERCISE = KernelExercise(
         "the steps are not used: `b` is read as if it were as large as `a`":
             Edit("x * x_step + y * y_step + z * z_step", "(x * out.shape[1] + y) * out.shape[2] + z"),
         "no guard": Edit("if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:", "if True:"),
-        "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z":
+        "`x, y, z = cuda.grid(3)`, but the grid's x runs along z":
             Edit("z, y, x = cuda.grid(3)", "x, y, z = cuda.grid(3)"),
     },
 )
 
 AFTER = """
 This is what NumPy does, too. Its arrays carry their steps with them, in bytes, as `np.broadcast_to(b, a.shape).strides`
-shows, and one loop serves every shape.
+shows, and one loop serves all shapes.
 """

@@ -6,12 +6,11 @@ $$\text{out}_{r,c} = a_{r,c} + v_c$$
 shapes line up on the right. It is how a layer of a neural network adds its bias. With rows (1, 2) and (3, 4) and
 `v` = (10, 20), `out` has the rows (11, 22) and (13, 24).
 
-The x of the grid runs along the columns, in blocks of 32 × 8. Everything is there except the line that does it.
+The grid's x runs along the columns, in blocks of 32 × 8. Everything is there except the line that does the work.
 """
 
 HINTS = ("Take the element in row 4 and column 2. Which element of v does it need? And the one below it, in row 5?",
-         "v has one element for each column, and all rows share it. So its index is one of the two that the thread "
-         "knows.",
+         "v has one element per column, and all rows share it. So its index is one of the two that the thread has.",
          "out[row, col] = a[row, col] + v[...], with the name that does not change as you go down a column.")
 POINTS = 1
 

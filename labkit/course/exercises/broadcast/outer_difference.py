@@ -10,8 +10,8 @@ guard and the store.
 
 HINTS = ("cuda.grid(2) gives two indices, the one along x first. The grid's x runs along the columns: which name comes "
          "first?",
-         "The grid covers more than the matrix at both edges, so the guard tests both indices. Then a is read at one "
-         "of them and b at the other.",
+         "The grid covers more than the matrix at both edges, so the guard tests both indices. Then a is indexed by "
+         "one of them and b by the other.",
          "col, row = cuda.grid(2); then, if row < out.shape[0] and col < out.shape[1]: out[row, col] = a[row] - "
          "b[...].")
 POINTS = 2
@@ -45,12 +45,12 @@ EXERCISE = KernelExercise(
     tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
     domain=of((0, 1), *SUMMED),
     wrong={
-        "`a` is read at the column and `b` at the row":
+        "`a` is indexed by the column and `b` by the row":
             Edit("out[row, col] = a[row] - b[col]", "out[row, col] = a[col] - b[row]"),
-        "`b - a` in place of `a - b`": Edit("out[row, col] = a[row] - b[col]", "out[row, col] = b[col] - a[row]"),
+        "`b - a` instead of `a - b`": Edit("out[row, col] = a[row] - b[col]", "out[row, col] = b[col] - a[row]"),
         GRID_TRANSPOSED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
         "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
-        "a guard for the rows, and none for the columns":
+        "a guard for the rows, but none for the columns":
             Edit("if row < out.shape[0] and col < out.shape[1]:", "if row < out.shape[0]:"),
     },
 )

@@ -11,9 +11,9 @@ y, two along x. Work out on paper:
 HINTS = ("Each thread reads one element of b, the one at its own y and z. Which threads share y and z? And what are x, "
          "y and z of lane 0, of lane 8 and of lane 16?",
          "Reads: multiply the lengths of the axes that the small array lacks. Sectors: write down the index of each "
-         "lane; eight elements side by side, from a multiple of eight on, are one sector.",
-         "In a the lanes touch the elements 0 to 15 and 80 to 95. In b all 32 of them touch the elements 0 to 15. "
-         "Eight to a sector.")
+         "lane; eight consecutive elements that start at a multiple of eight are one sector.",
+         "In a the lanes touch the elements 0 to 15 and 80 to 95. In b all 32 of them touch the elements 0 to 15. A "
+         "sector holds eight.")
 POINTS = 2
 NEEDS = ("add_aligned",)
 
@@ -55,16 +55,16 @@ EXERCISE = PredictionExercise(
          "reads_c": "One element of `c` belongs to one z. Along which axes can you walk without changing z?",
          "sectors_a": "Write down x, y and z of lanes 0, 8, 16 and 24, and the index of each in `a`. Eight elements "
                       "make a sector.",
-         "sectors_b": "Lanes 0 and 16 differ in x only. Do they want different elements of `b`?"},
-    wrong={"the elements of `b` were counted, not the readers of one": {"reads_b": 80},
+         "sectors_b": "Lanes 0 and 16 differ in x only. Do they need different elements of `b`?"},
+    wrong={"the elements of `b` were counted, not the reads of one": {"reads_b": 80},
            "only one of the two axes that `c` lacks was counted": {"reads_c": 10},
            "the lanes that differ in x were given sectors of their own": {"sectors_b": 4},
            "elements were counted, not sectors": {"sectors_b": 16}},
 )
 
 AFTER = """
-Then observe. The next kernel has the same indices, but instead of reading an element it counts a read of it, with an
-atomic addition, because many threads count in the same place. The picture shows what the warp touches.
+Then observe. The next kernel has the same indices, but instead of reading an element it counts the read, with an atomic
+addition, because many threads add to the same count. The picture shows what the warp touches.
 
 # %%
 @cuda.jit

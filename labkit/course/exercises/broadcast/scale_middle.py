@@ -5,15 +5,15 @@ flattened; `g` has Y elements and enters as `g[None, :, None]`, with shape (1, Y
 
 $$\text{out}_{xyz} = a_{xyz} \, g_y$$
 
-The grid has one axis, in blocks of 128, and all that a thread knows is its index `i`. Recover y from it. The kernel is
+The grid has one axis, in blocks of 128, and all that a thread has is its index `i`. Recover y from it. The kernel is
 given `ny` and `nz`, the lengths of the axes y and z. With `ny` = 3 and `nz` = 5, for example, `i` = 22 has y = 1.
 """
 
-HINTS = ("For Y = 3 and Z = 5, write down y for i = 0, 1, 2, ... up to 31. When does y grow by one, and when does it "
-         "begin again at 0?",
-         "i is (x * ny + y) * nz + z. A division without remainder by nz drops z and leaves x * ny + y. The remainder "
-         "of a division drops x.",
-         "Inside of a guard, if i < out.size: y = i // nz % ...")
+HINTS = ("For Y = 3 and Z = 5, write down y for i = 0, 1, 2, ... up to 31. When does y increase by one, and when does "
+         "it start again at 0?",
+         "i is (x * ny + y) * nz + z. Integer division by nz drops z and leaves x * ny + y. The remainder of a second "
+         "division drops x.",
+         "Inside the guard if i < out.size: y = i // nz % ...")
 POINTS = 2
 NEEDS = ("add_row",)
 
@@ -47,11 +47,11 @@ EXERCISE = KernelExercise(
     tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
     domain=of((0, 1), *SUMMED),
     wrong={
-        "`i // nz` goes on counting through every x: `% ny` is missing":
+        "`i // nz` keeps counting from one x to the next: `% ny` is missing":
             Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // nz]"),
         "`i % ny`, as if y ran fastest": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i % ny]"),
         "`i // (ny * nz)`, which is x": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // (ny * nz)]"),
-        "`ny` and `nz` exchanged": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // ny % nz]"),
-        "`<=` in place of `<` in the guard": Edit("if i < out.size:", "if i <= out.size:"),
+        "`ny` and `nz` swapped": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // ny % nz]"),
+        "`<=` instead of `<` in the guard": Edit("if i < out.size:", "if i <= out.size:"),
     },
 )

@@ -1,6 +1,6 @@
-"""Six exercises on coordinates, addresses and the way between them. A volume has the shape `(nz, ny, nx)`, a thread is
-`(x, y, z)`, and a flat array holds element `(x, y, z)` at `x + y * nx + z * nx * ny`. The checks use volumes
-whose three sides differ: on a cube, half of the mistakes that one can make here do not show. `hint("layer_above")`
+"""Six exercises on coordinates, addresses and the way from one to the other. A volume has the shape `(nz, ny, nx)`, a
+thread is `(x, y, z)`, and a flat array holds element `(x, y, z)` at `x + y * nx + z * nx * ny`. The checks use volumes
+whose three sides differ: on a cube, half of the mistakes that you can make here do not show. `hint("layer_above")`
 gives a hint, and a better one when you ask again.
 """
 

@@ -41,12 +41,12 @@ EXERCISE = KernelExercise(
     domain=(*of(0, MOVED), Reach("the plane is the first", lambda rng, v, y: (v, 0)),
             Reach("the plane is the last", lambda rng, v, y: (v, v.shape[1] - 1))),
     wrong={
-        "y and z have changed places in the address: it cuts at a fixed z":
+        "y and z are swapped in the address: it cuts at a fixed z":
             Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + z * nx + y * nx * ny]"),
-        "a step along z jumps over a row, nx, where it has to jump over a layer, nx * ny":
+        "a step along z jumps over a row, nx, instead of a layer, nx * ny":
             Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + y * nx + z * nx]"),
         "there is no guard along z": Edit("if z < out.shape[0] and x < out.shape[1]:", "if x < out.shape[1]:"),
-        "cuda.grid(2) gives x first, and here z is taken from it first":
+        "cuda.grid(2) gives x first, but here its first value is called z":
             Edit("x, z = cuda.grid(2)", "z, x = cuda.grid(2)"),
     },
 )

@@ -7,9 +7,9 @@ This time `v` and `out` have three axes, so `v[z, y, x]` works out the address f
 store. Blocks are 32 × 4 × 2 and hang over on all sides.
 """
 
-HINTS = ("With ny = 4: for y = 0, 1, 2, 3, which row of v belongs there? What do the two indices add up to?",
-         "The opposite of row y is row ny - 1 - y. x and z stay. A block can hang over on three sides, and there is "
-         "one comparison for each.",
+HINTS = ("With ny = 4: for y = 0, 1, 2, 3, which row of v goes there? What do the two indices add up to?",
+         "The opposite of row y is row ny - 1 - y. x and z stay. A block can hang over on three sides, so there are "
+         "three comparisons.",
          "if x < nx and y < ny and z < nz: out[z, y, x] becomes v[z, ny - 1 - y, x].")
 POINTS = 2
 

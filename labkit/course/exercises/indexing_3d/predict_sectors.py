@@ -1,7 +1,7 @@
 """Predict: the sectors of a warp
 
-In blocks of 1,024 threads, each thread loads the float at its own coordinates, from a volume that begins where a sector
-begins. How many sectors of 32 bytes does one warp touch?
+In blocks of 1,024 threads, each thread loads the float at its own coordinates, from a volume that begins at a sector
+boundary. How many sectors of 32 bytes does one warp touch?
 
 - the first warp of a block of 8 × 32 × 4, in a volume of 512 × 512 × 512
 - the first warp of a block of 2 × 128 × 4, in the same volume
@@ -10,9 +10,9 @@ begins. How many sectors of 32 bytes does one warp touch?
 The last one is in row y = 1.
 """
 
-HINTS = ("32 lanes, x fastest: how many rows of the block does the warp cover, and how many bytes is each?",
-         "Rows of the block are a row of the volume apart, 2,048 bytes, so no two of them share a sector. For the last "
-         "block, look where the row begins: is its address a multiple of eight floats?",
+HINTS = ("32 lanes, x fastest: how many rows of the block does the warp cover, and how many bytes does each have?",
+         "Rows of the block are one row of the volume apart, 2,048 bytes, so no two of them share a sector. For the "
+         "last block, look where the row begins: is its address a multiple of eight floats?",
          "8 wide: 4 rows of exactly one sector. 2 wide: 16 rows, one sector each, a quarter used. nx = 513: floats 513 "
          "to 544, from sector 513 // 8 to sector 544 // 8, both included.")
 POINTS = 2
@@ -54,25 +54,25 @@ EXERCISE = PredictionExercise(
     truth=lambda: {"rows_of_8": _sectors((8, 32, 4)), "rows_of_2": _sectors((2, 128, 4)),
                    "second_warp": _sectors((32, 8, 4), warp=1, nx=513)},
     how={
-        "rows_of_8": "a warp takes four rows of this block. How many bytes is a row of the block, and does it fill the "
-                     "sectors that it touches?",
-        "rows_of_2": "a warp takes sixteen rows of this block, each in another place of memory. A sector is the least "
+        "rows_of_8": "a warp covers four rows of this block. How many bytes does a row of the block have, and does it "
+                     "fill the sectors that it touches?",
+        "rows_of_2": "a warp covers sixteen rows of this block, each somewhere else in memory. A sector is the least "
                      "that can be delivered for each.",
-        "second_warp": "write down the first and the last address of the warp, in floats: it stands at y = 1, and a "
-                       "row of the volume has 513. Divide both by eight.",
+        "second_warp": "write down the first and the last address of the warp, in floats: it is at y = 1, and a row of "
+                       "the volume has 513. Divide both by eight.",
     },
     wrong={
-        "each row of the block is counted as two sectors, and eight floats fill exactly one": {"rows_of_8": 8},
-        "these are the bytes in use divided by 32, and each row of the block needs a sector of its own":
+        "each row of the block is counted as two sectors, but eight floats fill exactly one": {"rows_of_8": 8},
+        "these are the bytes in use divided by 32, but each row of the block needs its own sector":
             {"rows_of_2": 4},
-        "these are the sectors if each number came in one of its own, and two lanes share one here": {"rows_of_2": 32},
-        "this holds for a row that begins where a sector begins, and a row of 513 moves all that follow":
+        "this would be right if each element needed its own sector, but two lanes share one here": {"rows_of_2": 32},
+        "this holds for a row that begins at a sector boundary, but rows of 513 shift all that follow":
             {"second_warp": 4},
     },
 )
 
 AFTER = """
-Now observe: the threads of those warps write down their addresses.
+Now observe: the threads of those warps record their addresses.
 
 # %%
 @cuda.jit
@@ -98,5 +98,5 @@ plots.warp_addresses({
 
 # %% [markdown]
 A row of 513 floats costs the warp a fifth sector. That is why arrays are often *padded*: their rows are made a little
-longer than needed, so that each begins on a sector.
+longer than needed, so that each begins at a sector boundary.
 """

@@ -6,12 +6,12 @@ wants them slowest. Move the last axis to the front and keep the other two in or
 $$\text{out}_{x,z,y} = v_{z,y,x}$$
 
 In NumPy this is `np.moveaxis(v, 2, 0)`: a `v` of shape (2, 3, 5) becomes an `out` of shape (5, 2, 3), and `v[1, 2, 4]`
-becomes `out[4, 1, 2]`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x along v's
-last axis, in blocks of 32 × 4 × 2. Each element of `out` has one owner; which thread is it?
+becomes `out[4, 1, 2]`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, with its x along
+v's last axis, in blocks of 32 × 4 × 2. Each element of `out` has one owner; which thread is it?
 """
 
 HINTS = ("Where does v[z, y, x] go, in terms of z, y and x?",
-         "Let the thread (x, y, z) own v[z, y, x] and put it where it belongs. The guards are those of v's axes: nz, "
+         "Let thread (x, y, z) read v[z, y, x] and store it where it belongs. The guards are those of v's axes: nz, "
          "ny, nx = v.shape.",
          "Under if x < nx and y < ny and z < nz: out[x, z, y] = v[z, y, x].")
 POINTS = 3
@@ -54,9 +54,9 @@ EXERCISE = KernelExercise(
     baseline=_front_baseline,
     domain=of(0, MOVED),
     wrong={
-        "y and z have changed places as well: these are all three axes backwards":
+        "y and z are swapped as well: all three axes are reversed":
             Edit("out[x, z, y] = v[z, y, x]", "out[x, y, z] = v[z, y, x]"),
-        "the elements stay in the order of memory: a reshape, where the axes should change places":
+        "the elements keep their order in memory: a reshape, but the axes should move":
             Edit("out[x, z, y] = v[z, y, x]",
                  "i = x + y * nx + z * nx * ny\n"
                  "out[i // (nz * ny), i // ny % nz, i % ny] = v[z, y, x]"),
@@ -69,7 +69,7 @@ EXERCISE = KernelExercise(
 
 AFTER = """
 One question to think about: a warp runs along x, so it reads neighbours, but where does it write? Count the sectors of
-its store. Lesson 06 has the memory that cures this.
+its store. Lesson 06 introduces the memory that cures this.
 
 Next: the exercises of **05 · Broadcasting**.
 """

@@ -1,9 +1,9 @@
-"""Eight exercises: three products with one thread for an element, two kernels that work through shared memory, two bugs
-and a prediction. In two of them you write the kernel from a blank page. `hint("matvec")` gives a hint, and a second
-call a better one.
+"""Eight exercises: three products with one thread per element, two kernels that use shared memory, two bugs and a
+prediction. In two of them you write the kernel from a blank page. `hint("matvec")` gives a hint, and a second call a
+better one.
 
-One thing to keep in mind. `check` runs your kernel under several orders of the threads, and even so a right
-result does not prove that the barriers are right. For each barrier, say which write it keeps from which read.
+One thing to keep in mind. `check` runs your kernel under several orders of the threads, and even so a right result does
+not prove that the barriers are right. For each barrier, say which write it separates from which read.
 """
 
 from collections.abc import Callable

@@ -1,19 +1,18 @@
 r"""A layer in one kernel
 
-A layer of a neural network multiplies, adds the bias of its column, and sets what is negative to zero:
+A layer of a neural network multiplies, adds the bias of the column, and sets negative values to zero:
 
 $$\text{out}_{r,c} = \max\left(0, \; \sum_k a_{r,k} \, b_{k,c} + \text{bias}_c\right)$$
 
-As three calls that is two matrices written and read back. In one kernel they never leave the registers: fusion, as in
-lesson 05. `a` is (M, K), `b` is (K, N), `bias` has N elements. Write `dense_layer(a, b, bias, out)` from the
-decorator down, for blocks of 16 × 16 with the grid's x along the columns. `max(total, float32(0.0))` works in a
-kernel.
+With three calls, two matrices are written and read back. In one kernel they never leave the registers: fusion, as in
+lesson 05. `a` is (M, K), `b` is (K, N), `bias` has N elements. Write `dense_layer(a, b, bias, out)` from the decorator
+down, for blocks of 16 × 16 with the grid's x along the columns. `max(total, float32(0.0))` works in a kernel.
 """
 
-HINTS = ("How often is the bias added to one element of out: once, or once for each k? And which of the two comes "
-         "first, the bias or the maximum?",
-         "The lesson's coalesced kernel, where total begins with something other than zero and passes through max on "
-         "its way out.",
+HINTS = ("How often is the bias added to one element of out: once, or once per k? And which of the two comes first, "
+         "the bias or the maximum?",
+         "The lesson's coalesced kernel, but total starts with something other than zero, and max is applied before "
+         "the store.",
          "total = bias[col] before the loop, total += a[row, k] * b[k, col] inside, out[row, col] = max(total, "
          "float32(0.0)) after it.")
 POINTS = 2
@@ -58,8 +57,8 @@ def _stays_in_registers(report) -> str | None:
     elements, stores = elements_of_argument(report, 3), report.counts["global_stores"]
     if stores <= elements:
         return None
-    return (f"It stores {stores:,} numbers for {elements:,} elements of `out`. Asked for is one store each: keep the "
-            "sum in a variable until bias and maximum are done.")
+    return (f"It makes {stores:,} stores for {elements:,} elements of `out`. One per element is enough: keep the sum "
+            "in a variable until bias and maximum are done.")
 
 
 EXERCISE = KernelExercise(
@@ -83,13 +82,13 @@ EXERCISE = KernelExercise(
         "the bias is added after negative values have become 0":
             Edit("total = bias[col]", "total = float32(0.0)",
                  "max(total, float32(0.0))", "max(total, float32(0.0)) + bias[col]"),
-        "the maximum is taken at every step of the loop":
+        "the maximum is applied at every step of the loop":
             Edit("total += a[row, k] * b[k, col]", "total = max(total + a[row, k] * b[k, col], float32(0.0))",
                  "out[row, col] = max(total, float32(0.0))", "out[row, col] = total"),
         "negative values stay": Edit("out[row, col] = max(total, float32(0.0))", "out[row, col] = total"),
         "the bias is never added": Edit("total = bias[col]", "total = float32(0.0)"),
         "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
-        "the sum so far is kept in `out`, and goes to memory and back at each step":
+        "the sum so far is kept in `out`, and is stored and loaded again in every step":
             Edit("out[row, col] = max(total, float32(0.0))", "out[row, col] = max(out[row, col], float32(0.0))",
                  "total = bias[col]", "out[row, col] = bias[col]",
                  "total += a[row, k] * b[k, col]", "out[row, col] += a[row, k] * b[k, col]"),

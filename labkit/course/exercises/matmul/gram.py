@@ -1,13 +1,13 @@
 """Find the bug: the edge of a tile
 
-`a @ a.T` holds the dot product of each row of `a` with each other row. It is the Gram matrix. Both tiles come from
-`a`: `mine` from the rows that belong to the block's rows of `out`, `theirs` from those that belong to its columns.
+`a @ a.T`, the Gram matrix, holds the dot product of every row of `a` with every row. Both tiles come from `a`: `mine`
+from the rows that belong to the block's rows of `out`, `theirs` from those that belong to its columns.
 
 The kernel is right for 64 × 64, for 16 × 160 and for every other size that I tried at first.
 """
 
-HINTS = ("For K = 19 the second step has three columns of a left. The inner loop runs over 16 of each tile "
-         "even so: what is in the other 13?",
+HINTS = ("For K = 19 the second step has three columns of a left. The inner loop runs over all 16 of each tile: what "
+         "is in the other 13?",
          "A thread whose load falls beyond the edge leaves its element of the tile as it was: from the step before, "
          "or never written. What value does no harm in a dot product?",
          "mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0), and the same for "
@@ -102,26 +102,26 @@ EXERCISE = KernelExercise(
     demand=two_tiles_a_step(depth=1),
     in_float32=True,
     wrong={
-        "where a tile reaches beyond `a`, it keeps what stood there before, and not zeros":
+        "where a tile reaches beyond `a`, it keeps its old values instead of zeros":
             Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)\n"
                  "theirs[y, x] = a[other, start + x] if other < rows and start + x < depth else float32(0.0)",
                  "if row < rows and start + x < depth:\n"
                  "    mine[y, x] = a[row, start + x]\n"
                  "if other < rows and start + x < depth:\n"
                  "    theirs[y, x] = a[other, start + x]"),
-        "one tile has zeros beyond the edge, and the other keeps what stood there before":
+        "one tile has zeros beyond the edge, but the other keeps its old values":
             Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)",
                  "if row < rows and start + x < depth:\n"
                  "    mine[y, x] = a[row, start + x]"),
-        "the last tile is left out where K is no multiple of 16":
+        "the last tile is left out where K is not a multiple of 16":
             Edit("for start in range(0, depth, 16):", "for start in range(0, depth // 16 * 16, 16):",
                  "row < rows and start + x < depth else", "row < rows else",
                  "other < rows and start + x < depth else", "other < rows else"),
-        "threads without an element go home before the barriers":
+        "threads without an element return before the barriers":
             Edit("rows, depth = a.shape",
                  "rows, depth = a.shape\n"
                  "if row >= rows or col >= rows:\n"
                  "    return"),
-        "no tiles: every thread walks through global memory": gram_without_tiles,
+        "no tiles: every thread loads everything from global memory": gram_without_tiles,
     },
 )

@@ -9,8 +9,8 @@ There is a barrier after every load. Is that enough?
 
 HINTS = ("Thread 0 reaches the end of its inner loop while thread 255 has just begun. What does thread 0 do "
          "next?",
-         "The tiles are written at the end of a round and were read just before. A barrier has to keep the writes of a "
-         "fast thread from the reads of a slow one; the one after the loads comes too late for that.",
+         "The tiles are written at the end of a round and were read just before. A barrier has to keep a fast thread "
+         "from writing while a slow one still reads; the barrier after the loads comes too late for that.",
          "One more cuda.syncthreads(), between the inner loop and the two loads, in the loop over the tiles.")
 POINTS = 3
 NEEDS = ("gram",)
@@ -108,7 +108,7 @@ EXERCISE = KernelExercise(
             Edit("cuda.syncthreads()\n"
                  "a_tile[y, x] = a[row, ahead + x] if row < rows and ahead + x < depth else float32(0.0)",
                  "a_tile[y, x] = a[row, ahead + x] if row < rows and ahead + x < depth else float32(0.0)"),
-        "the last tiles are loaded and never multiplied":
+        "the last tiles are loaded but never multiplied":
             Edit("for ahead in range(16, depth + 16, 16):", "for ahead in range(16, depth, 16):"),
         "no barrier between writing the tiles and reading them":
             Edit("cuda.syncthreads()\n"
@@ -117,7 +117,7 @@ EXERCISE = KernelExercise(
                  "    cuda.syncthreads()\n"
                  "if row < rows and col < cols:",
                  "if row < rows and col < cols:"),
-        "no tiles: every thread walks through global memory": ahead_without_tiles,
+        "no tiles: every thread loads everything from global memory": ahead_without_tiles,
     },
 )
 

@@ -2,16 +2,16 @@ r"""Columns against columns: A.T @ B in tiles
 
 $$\text{out}_{r,c} = \sum_k a_{k,r} \, b_{k,c}$$
 
-That is `a.T @ b`, which every linear layer needs when it learns: `a` is (K, M), `b` is (K, N), `out` is (M, N). Write
-it with tiles of 16 × 16 in shared memory, from the decorator down: `matmul_at(a, b, out)`, for blocks of 16 × 16 with
-the grid's x along the columns of `out`.
+That is `a.T @ b`, which every linear layer needs in training: `a` is (K, M), `b` is (K, N), `out` is (M, N). Write it
+with tiles of 16 × 16 in shared memory, from the decorator down: `matmul_at(a, b, out)`, for blocks of 16 × 16 with the
+grid's x along the columns of `out`.
 
-Load both tiles along rows, so that neighbouring threads load neighbours. Then one of them is read the other way.
+Load both tiles along rows, so that neighbouring threads load neighbours. Then one of the tiles is read along columns.
 """
 
 HINTS = ("In the lesson a tile of a held 16 rows of out and 16 steps of k. It does here, too, but which of the two "
          "runs along a row of a in memory?",
-         "Load both tiles alike: a thread takes a[k, top + x] and b[k, left + x] with k = start + y, zeros beyond the "
+         "Load both tiles alike: a thread loads a[k, top + x] and b[k, left + x] with k = start + y, zeros beyond the "
          "edges. A barrier. In the inner loop the tile of a is read down a column. A barrier. Only the store has an "
          "if.",
          "for i in range(16): total += a_tile[i, y] * b_tile[i, x]; with a_tile[y, x] = a[k, top + x] if k < depth and "
@@ -104,14 +104,14 @@ EXERCISE = KernelExercise(
             Edit("cuda.syncthreads()\n"
                  "for i in range(16):",
                  "for i in range(16):"),
-        "where a tile reaches beyond its matrix, it keeps what stood there before, and not zeros":
+        "where a tile reaches beyond its matrix, it keeps its old values instead of zeros":
             Edit("a_tile[y, x] = a[k, top + x] if k < depth and top + x < rows else float32(0.0)\n"
                  "b_tile[y, x] = b[k, left + x] if k < depth and left + x < cols else float32(0.0)",
                  "if k < depth and top + x < rows:\n"
                  "    a_tile[y, x] = a[k, top + x]\n"
                  "if k < depth and left + x < cols:\n"
                  "    b_tile[y, x] = b[k, left + x]"),
-        "threads without an element go home before the barriers":
+        "threads without an element return before the barriers":
             Edit("depth, rows, cols = a.shape[0], a.shape[1], b.shape[1]",
                  "depth, rows, cols = a.shape[0], a.shape[1], b.shape[1]\n"
                  "if top + y >= rows or left + x >= cols:\n"
@@ -124,14 +124,14 @@ EXERCISE = KernelExercise(
             Edit("    cuda.syncthreads()\n"
                  "if top + y < rows and left + x < cols:",
                  "if top + y < rows and left + x < cols:"),
-        "no tiles: every thread walks through global memory": at_without_tiles,
-        "the tile of `a` is loaded along columns: neighbouring threads load what lies a row apart":
+        "no tiles: every thread loads everything from global memory": at_without_tiles,
+        "the tile of `a` is loaded along columns: neighbouring threads load elements a row apart":
             Edit("a_tile[y, x] = a[k, top + x] if k < depth and top + x < rows else float32(0.0)",
                  "a_tile[x, y] = a[start + x, top + y] if start + x < depth and top + y < rows else float32(0.0)"),
     },
 )
 
 AFTER = """
-Count what a warp reads of `a_tile` in one step of the inner loop: two numbers, each handed to 16 lanes. Here the
+Count what a warp reads of `a_tile` in one step of the inner loop: two elements, each of them for 16 lanes. Here the
 transpose costs nothing.
 """

@@ -3,14 +3,15 @@ r"""Rows against rows: A @ B.T
 $$\text{out}_{r,c} = \sum_k a_{r,k} \, b_{c,k}$$
 
 That is `a @ b.T`. `a` is (M, K), `b` is (N, K), `out` is (M, N), and nothing is transposed in memory: only the index
-changes. Attention compares each query with each key in this way. Blocks are 16 × 16, and the grid's x runs
-along the columns of `out`.
+changes. Attention compares every query with every key in this way. Blocks are 16 × 16, and the grid's x runs along the
+columns of `out`.
 """
 
-HINTS = ("Which axis do a of shape (M, K) and b of shape (N, K) have in common? That is the one that the loop walks.",
+HINTS = ("Which axis do a of shape (M, K) and b of shape (N, K) have in common? That is the one that the loop runs "
+         "over.",
          "It is the lesson's coalesced kernel with one index changed: b.T[k, col] is b[col, k]. Guard, total, loop "
          "over a.shape[1], store.",
-         "In the loop: total += a[row, k] * b[col, k]; after it, and inside of the guard: out[row, col] = total.")
+         "In the loop: total += a[row, k] * b[col, k]; after it, and inside the guard: out[row, col] = total.")
 POINTS = 2
 NEEDS = ("matvec",)
 
@@ -58,10 +59,10 @@ EXERCISE = KernelExercise(
             Edit("total += a[row, k] * b[col, k]", "total += a[row, k] * b[k, col]"),
         "the loop runs over the rows of `b` (N of them), not over K":
             Edit("for k in range(a.shape[1]):", "for k in range(b.shape[0]):"),
-        "the row of `b` and the row of `a` exchanged":
+        "the rows of `a` and of `b` are swapped":
             Edit("total += a[row, k] * b[col, k]", "total += a[col, k] * b[row, k]"),
         "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
-        "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns":
+        "`row, col = cuda.grid(2)`, but the grid's x runs along the columns":
             Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
     },
 )

@@ -6,8 +6,8 @@ $$\text{out}_r = \sum_k a_{r,k} \, x_k$$
 64. Write the loop, and the store after it.
 """
 
-HINTS = ("This thread has a row of a. At step k, which element of that row meets which element of x?",
-         "Each step multiplies one element of a with one of x and adds the product to the total so far.",
+HINTS = ("This thread has a row of a. At step k, which element of that row is multiplied by which element of x?",
+         "Each step multiplies one element of a by one of x and adds the product to the total so far.",
          "for k in range(x.size): total += a[row, ...] * x[...]; and after the loop: out[row] = total.")
 POINTS = 1
 
@@ -44,12 +44,12 @@ EXERCISE = KernelExercise(
     domain=of((0, 1), *SUMMED),
     in_float32=True,
     wrong={
-        "`a[k, row]`: it walks down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
-        "`=` in place of `+=`: only the last product is left":
+        "`a[k, row]`: it runs down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
+        "`=` instead of `+=`: only the last product is left":
             Edit("total += a[row, k] * x[k]", "total = a[row, k] * x[k]"),
         "`x` is indexed by the row": Edit("total += a[row, k] * x[k]", "total += a[row, k] * x[row]"),
         "the last product is left out": Edit("for k in range(x.size):", "for k in range(x.size - 1):"),
-        "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)":
+        "the products are added to `out`, which was never set to 0 (check fills it with NaN)":
             Edit("total = float32(0.0)",
                  "",
                  "total += a[row, k] * x[k]",

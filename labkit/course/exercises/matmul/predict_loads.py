@@ -1,8 +1,9 @@
 """Predict, then observe: loads with and without tiles
 
-`a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, tiles too. Work out on paper:
+`a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, and so are tiles. Work out on paper:
 
-- `naive`: how many elements do all threads together load from global memory, with one thread for each and no tiles?
+- `naive`: how many elements do all threads together load from global memory, with one thread per element of `out` and
+  no tiles?
 - `tiled`: how many with tiles? A zero beyond an edge is no load.
 - `barriers`: at how many barriers does one thread of the tiled kernel wait?
 """
@@ -12,7 +13,7 @@ HINTS = ("How many threads have an element, and how many elements does each of t
          "A block loads each element that it needs exactly once. So an element of a is loaded once for each block "
          "along its row of out, and one of b once for each block along its column.",
          "naive = 40 * 24 * 2 * 50. The grid is 2 blocks wide and 3 high: tiled = 2 * (40 * 50) + 3 * (50 * 24). "
-         "Barriers: two a step, and 50 takes four steps of 16.")
+         "Barriers: two per step, and 50 takes four steps of 16.")
 POINTS = 2
 
 # %%
@@ -48,22 +49,22 @@ def _loads_counted() -> dict:
 EXERCISE = PredictionExercise(
     name="predict_loads",
     truth=_loads_counted,
-    how={"naive": "Each thread with an element walks through a row of `a` and a column of `b`. How many numbers is "
+    how={"naive": "Each thread with an element goes through a row of `a` and a column of `b`. How many elements is "
                   "that, and how many threads have an element?",
-         "tiled": "A block loads its rows of `a` once. How many blocks lie side by side and want the same rows? And "
-                  "how many lie one below the other and want the same columns of `b`? Zeros are not loaded.",
+         "tiled": "A block loads its rows of `a` once. How many blocks are side by side and need the same rows? And "
+                  "how many are one below the other and need the same columns of `b`? Zeros are not loaded.",
          "barriers": "How many steps of 16 does it take to get through K = 50, the last one included? And how many "
-                     "barriers does a step have?"},
+                     "barriers does each step have?"},
     wrong={"only one of the two matrices was counted": {"naive": 48_000},
-           "each matrix was counted once, and several blocks load the same part": {"tiled": 3_200},
+           "each matrix was counted once, but several blocks load the same part": {"tiled": 3_200},
            "zeros beyond the edges were counted as loads": {"tiled": 12_288},
            "the last step, which is not full, was left out": {"barriers": 6},
-           "one barrier a step was counted, and there are two": {"barriers": 4}},
+           "one barrier per step was counted, but there are two": {"barriers": 4}},
 )
 
 AFTER = """
 Then observe. The next kernel has the loops of the tiled one but loads nothing: it counts the loads and the barriers.
-`counts[0]` is the sum over all threads, `counts[1]` is counted by one of them.
+`counts[0]` is the sum over all threads; `counts[1]` is counted by one of them.
 
 # %%
 import numpy as np

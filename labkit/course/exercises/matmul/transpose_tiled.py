@@ -1,19 +1,19 @@
 """A transpose through shared memory
 
-A transpose reads rows and writes columns. However you arrange the threads, either the loads or the stores of a warp
-are far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
-along the rows of `out`. The transposing is done inside the tile, where it costs little.
+A transpose reads rows and writes columns. However you arrange the threads, either the loads or the stores of a warp are
+far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it along the
+rows of `out`. The transpose happens inside the tile, where it costs little.
 
-`a` has the shape (R, C) and `out` the shape (C, R). The grid covers `a`, with its x along the columns; `left` and
-`top` are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours.
-Note that a thread stores a different element from the one it loaded, and that the store needs another guard.
+`a` has the shape (R, C) and `out` the shape (C, R). The grid covers `a`, with its x along the columns; `left` and `top`
+are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours. Note that a
+thread stores a different element from the one it loaded, and that the store needs a different guard.
 """
 
 HINTS = ("This block holds rows top to top + 15 and columns left to left + 15 of a. Which rows and which columns of "
          "out are that?",
          "Three steps. Load: tile[y, x] from a at (top + y, left + x), guarded by the shape of a. A barrier that every "
          "thread reaches. Store: out at (left + y, top + x), guarded by the shape of out. So the block's tile moves to "
-         "its mirrored place, and is transposed on the way.",
+         "its mirrored position, and is transposed on the way.",
          "After cuda.syncthreads(): if left + y < out.shape[0] and top + x < out.shape[1]: out[left + y, top + x] = "
          "tile[x, ...]")
 POINTS = 3
@@ -75,21 +75,21 @@ EXERCISE = KernelExercise(
     domain=of(0, MOVED),
     wrong={
         "no barrier between writing the tile and reading it": Edit("cuda.syncthreads()", ""),
-        "each tile is transposed, and stays where it was":
+        "each tile is transposed, but stays where it was":
             Edit("left + y < out.shape[0] and top", "top + y < out.shape[0] and left",
                  "out[left + y, top + x] = tile[x, y]", "out[top + y, left + x] = tile[x, y]"),
-        "each tile goes to its new place, and is not transposed":
+        "each tile goes to its new position, but is not transposed":
             Edit("out[left + y, top + x] = tile[x, y]", "out[left + y, top + x] = tile[y, x]"),
-        "the store has the guard of the load":
+        "the store uses the guard of the load":
             Edit("if left + y < out.shape[0] and top + x < out.shape[1]:",
                  "if top + y < a.shape[0] and left + x < a.shape[1]:"),
-        "the barrier stands inside the guard":
+        "the barrier is inside the guard":
             Edit("cuda.syncthreads()\n"
                  "if left + y < out.shape[0] and top + x < out.shape[1]:",
                  "    cuda.syncthreads()\n"
                  "if left + y < out.shape[0] and top + x < out.shape[1]:"),
-        "no shared memory: a warp writes down a column": transpose_without_tile,
-        "the tile is filled and read along its rows, and a warp writes down a column of `out`":
+        "no shared memory: a warp stores down a column": transpose_without_tile,
+        "the tile is filled and read along its rows, and a warp stores down a column of `out`":
             Edit("if left + y < out.shape[0] and top + x < out.shape[1]:",
                  "if left + x < out.shape[0] and top + y < out.shape[1]:",
                  "out[left + y, top + x] = tile[x, y]", "out[left + x, top + y] = tile[y, x]"),

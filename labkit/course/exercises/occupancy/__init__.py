@@ -1,7 +1,7 @@
 """
-A prediction, a calculation that is behind every occupancy in this course, a kernel that takes too much of an SM, and
-one from a blank page that needs only as many blocks as fit. Write your answer, run its cell, then run the `check` under
-it. `hint("predict_waves")` gives a hint, and a better one when you ask again.
+A prediction, the calculation behind every occupancy in this course, a kernel that takes up too much of an SM, and one
+from a blank page that needs only as many blocks as fit. Write your answer, run its cell, then run the `check` under it.
+`hint("predict_waves")` gives a hint, and a better one when you ask again.
 """
 
 FIRST_CELL = """import numpy as np

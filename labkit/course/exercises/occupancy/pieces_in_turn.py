@@ -1,7 +1,6 @@
 r"""From a blank page: pieces in turn
 
-A vector `x` is cut into pieces of 64 elements, and each piece has a factor of its own, which multiplies all of its
-elements:
+A vector `x` is cut into pieces of 64 elements, and each piece has its own factor, which multiplies all of its elements:
 
 $$\text{out}_i = \text{factors}_p \, x_i, \qquad p = \lfloor i / 64 \rfloor$$
 
@@ -68,14 +67,14 @@ EXERCISE = KernelExercise(
     wrong={
         "every block computes its first piece and stops":
             Edit("while piece < factors.size:", "if piece < factors.size:"),
-        "a block goes on with the piece right after its own, so pieces are computed more than once":
+        "a block goes on to the piece right after its own, so pieces are computed more than once":
             Edit("piece += cuda.gridDim.x", "piece += 1"),
-        "a block goes on by as many pieces as it has threads": Edit("piece += cuda.gridDim.x",
-                                                                    "piece += cuda.blockDim.x"),
+        "a block's stride is its number of threads, not the number of blocks": Edit("piece += cuda.gridDim.x",
+                                                                                    "piece += cuda.blockDim.x"),
         "all blocks begin with piece 0": Edit("piece = cuda.blockIdx.x", "piece = 0"),
         "the last piece is left out": Edit("while piece < factors.size:", "while piece < factors.size - 1:"),
         "there is no guard for the short piece at the end": Edit("if i < out.size:", "if True:"),
-        "the factor is that of the block and not of the piece": Edit("factors[piece]", "factors[cuda.blockIdx.x]"),
+        "the factor is indexed by the block, not by the piece": Edit("factors[piece]", "factors[cuda.blockIdx.x]"),
     },
 )
 
@@ -87,6 +86,6 @@ EQUIVALENT = {
 
 AFTER = """
 On a GPU one would launch as many blocks as fit on all SMs: `occupancy.blocks(...)` times the number of SMs. Such a
-kernel has no tail as long as the pieces outnumber the blocks by far, and the work that each block does once, such as
-computing an address or loading a table, is shared by many pieces.
+kernel has hardly any tail as long as the pieces far outnumber the blocks, and work that each block does only once, such
+as computing an address or loading a table, serves many pieces.
 """

@@ -5,10 +5,10 @@ at the same time. The launch has 1,000 blocks. Fill in the five values.
 """
 
 HINTS = ("How many blocks can run at the same moment on all SMs together?",
-         "The first wave begins at once, and the next when it ends. A wave takes 10 microseconds whether it is full or "
-         "has a single block.",
-         "132 * 4 blocks make a wave. 1,000 over that, rounded up, is the number of waves; 1,057 is one more than two "
-         "full ones.")
+         "The first wave begins right away, and the next when it ends. A wave takes 10 microseconds whether it is full "
+         "or has a single block.",
+         "132 * 4 blocks make a wave. 1,000 divided by that, rounded up, is the number of waves; 1,057 is one more "
+         "than two full ones.")
 POINTS = 1
 
 # %%
@@ -40,18 +40,18 @@ EXERCISE = PredictionExercise(
     truth=what_waves_take,
     how={
         "per_wave": "132 SMs, and each holds 4 blocks at a time.",
-        "waves": "the blocks over those of a wave, rounded up.",
-        "last": "what the full waves leave.",
+        "waves": "all blocks divided by the blocks of a wave, rounded up.",
+        "last": "the blocks that are left after the full waves.",
         "microseconds": "all blocks of a wave begin together and take equally long: a wave takes as long as one block.",
         "one_more": "1,056 blocks are two full waves. Where does block number 1,057 run, and when can it begin?",
     },
     wrong={
         "an SM was taken to hold one block at a time": {"per_wave": 132, "waves": 8, "last": 76, "microseconds": 80,
                                                         "one_more": 90},
-        "the waves were rounded down, and the rest of the blocks runs, too": {"waves": 1, "microseconds": 10,
-                                                                              "one_more": 20},
-        "a wave that is not full was taken to be shorter, and it takes as long as one block": {"microseconds": 19},
-        "a single block more was taken to cost nothing": {"one_more": 20},
-        "these are the places of the last wave that stay empty": {"last": 56},
+        "the waves were rounded down, but the remaining blocks run, too": {"waves": 1, "microseconds": 10,
+                                                                           "one_more": 20},
+        "a wave that is not full was taken to be shorter, but it takes as long as one block": {"microseconds": 19},
+        "one more block was taken to cost nothing": {"one_more": 20},
+        "these are the slots that stay empty in the last wave": {"last": 56},
     },
 )

@@ -15,10 +15,9 @@ For 256 threads with 33 registers and no shared memory, a warp needs 1,280 regis
 blocks. If not even one block fits, the answer is 0.
 """
 
-HINTS = ("There are four limits, and each of them alone allows some number of blocks. Which of the four numbers "
-         "counts?",
+HINTS = ("There are four limits, and each of them alone allows some number of blocks. Which of the four decides?",
          "Warps: 64 // warps. Blocks: 32. Registers: first the warps that fit, a multiple of four, then the blocks. "
-         "Shared memory: 233,472 over what a block takes.",
+         "Shared memory: 233,472 divided by what a block uses.",
          "per_warp = -(-32 * registers // 256) * 256, and 65_536 // per_warp // 4 * 4 warps fit. A block needs "
          "-(-(shared + 1024) // 128) * 128 bytes. The smallest of the four is the answer.")
 POINTS = 3
@@ -61,15 +60,15 @@ EXERCISE = FunctionExercise(
     domain="Its inputs are three counts, and `sizes` has for each resource launches in which it is the scarce one.",
     demand=whole_number,
     wrong={
-        "registers are counted for each thread, and they are given to whole warps, 256 at a time": _small_sum,
-        "the registers of all four schedulers are counted as one heap":
+        "registers are counted per thread, but they are allocated to whole warps, 256 at a time": _small_sum,
+        "the registers of all four schedulers are counted as one pool":
             Edit("65_536 // per_warp // 4 * 4 // warps", "65_536 // per_warp // warps"),
         "the limit of 32 blocks is left out": Edit("min(64 // warps, 32, by_registers, by_shared)",
                                                    "min(64 // warps, by_registers, by_shared)"),
-        "the kilobyte that every block takes for itself is left out": Edit("shared + 1024", "shared"),
+        "the extra kilobyte of every block is left out": Edit("shared + 1024", "shared"),
         "shared memory is not rounded up to 128 bytes": Edit("-(-(shared + 1024) // 128) * 128", "shared + 1024"),
         "threads are not rounded up to whole warps": Edit("-(-threads // 32)", "max(1, threads // 32)"),
-        "the most that some resource allows, and the scarcest one decides":
+        "the most that any resource allows is returned, but the scarcest one decides":
             Edit("min(64 // warps, 32, by_registers, by_shared)", "max(64 // warps, 32, by_registers, by_shared)"),
         "registers are left out": Edit("min(64 // warps, 32, by_registers, by_shared)",
                                        "min(64 // warps, 32, by_shared)"),

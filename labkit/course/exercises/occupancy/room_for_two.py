@@ -1,19 +1,19 @@
 """Room for two
 
 This kernel reverses a vector piece by piece. A block copies its piece of 5,000 elements into shared memory, waits until
-all of it is there, and stores it backwards. It works, but on a T4 it is slow. An SM of a T4
-has 64 KB of shared memory, so only one of these blocks fits, and while it waits at the barrier the SM has nothing else
-to do.
+all of it is there, and stores it backwards. It works, but on a T4 it is slow. An SM of a T4 has 64 KB of shared memory,
+so only one of these blocks fits, and while it waits at the barrier the SM has nothing else to do.
 
 Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100. Then look at the table:
 
     from labkit import fits
     fits(room_for_two, gpu="t4,rtx3060,h100", types="float32[::1], float32[::1]", block=256)
 
-and change one line so that at least two fit on the T4. Pieces stay 5,000 elements long, and go through shared memory.
+and change one line so that at least two fit on the T4. Pieces must stay 5,000 elements long, and go through shared
+memory.
 """
 
-HINTS = ("How many bytes does a block have in shared memory? The table says so. How many may it have so that two fit "
+HINTS = ("How many bytes of shared memory does a block use? The table says so. How many may it use if two are to fit "
          "into 65,536?",
          "5,000 elements take 40,000 bytes, so each takes 8. Of which type are the elements of `x`?",
          "A float64 takes eight bytes and a float32 four. `x` holds float32, so nothing is lost if `piece` does, too.")
@@ -119,9 +119,9 @@ EXERCISE = KernelExercise(
     benign_races=False,
     wrong={
         "the elements in shared memory are still float64": Edit("5000, float32)", "5000, float64)"),
-        "the piece has room for 2,500 elements, and 5,000 are stored into it": Edit("(5000, float32)",
+        "the piece has room for 2,500 elements, but 5,000 are stored into it": Edit("(5000, float32)",
                                                                                     "(2500, float32)"),
-        "twice as many elements as a piece has are set aside": Edit("(5000, float32)", "(10000, float32)"),
+        "room for twice as many elements as a piece has is reserved": Edit("(5000, float32)", "(10000, float32)"),
         "there is no barrier between the loads and the stores": Edit("    cuda.syncthreads()\n", ""),
         "the piece is stored in the order in which it was loaded": Edit("piece[count - 1 - i]", "piece[i]"),
         "a short last piece is read from its unwritten end": Edit("piece[count - 1 - i]", "piece[4999 - i]"),
@@ -136,6 +136,7 @@ EQUIVALENT = {
 }
 
 AFTER = """
-On an RTX 3060 two blocks fitted from the beginning, and on an H100 five. A type that is wider than its values costs
-nothing on one GPU and half of the resident warps on another; the table shows it before anybody has to own both.
+On an RTX 3060 two blocks fitted from the beginning, and on an H100 five; with float32 it is four and eight. A type that
+is wider than its values costs resident warps on all three GPUs, and the table shows how many before anybody has to own
+one.
 """

@@ -2,7 +2,7 @@
 lesson showed.
 
 Write your answer, run its cell, then run the `check` below it. It uses fresh inputs every time and blocks of many
-sizes, and if something is wrong, it says what. A wrong answer costs nothing and is the quickest way to learn what a
+sizes, and if something is wrong, it says what. A wrong answer costs nothing, and is the quickest way to learn what a
 launch does. If you are stuck, `hint("count_down")` gives a first hint, and a better one when you ask again.
 """
 

@@ -2,14 +2,14 @@
 
 In the lesson every thread had one element. A thread may just as well have several: in lesson 01, four elements per
 thread turn out to be faster on a GPU than one. How many blocks of `threads` threads do `n` elements need if each thread
-handles up to `each` of them? No block should be started that has nothing to do.
+handles up to `each` of them? Do not start a block that would have nothing to do.
 
 This is an ordinary function on the host; no kernel is needed.
 """
 
 HINTS = ("How many elements does one whole block handle?",
-         "Divide n by that and round up: a block that is needed in part is needed. Where the division comes out even, "
-         "no further block is needed.",
+         "Divide n by that and round up: a block that is only partly used is still needed. Where the division comes "
+         "out even, no further block is needed.",
          "-(-a // b) is a / b rounded up. Here b is each * threads.")
 POINTS = 1
 
@@ -41,12 +41,13 @@ EXERCISE = FunctionExercise(
     domain="Its inputs are three lengths, and `sizes` has the awkward ones.",
     demand=whole_number,
     wrong={
-        "the division rounds down, and the rest of the elements gets no block":
+        "the division rounds down, and the remaining elements get no block":
             lambda n, each, threads: n // (each * threads),
         "it adds a block even where the division comes out even": lambda n, each, threads: n // (each * threads) + 1,
         "each thread is given one element, not several": lambda n, each, threads: -(-n // threads),
         "the number of threads is rounded down before the blocks are counted":
             lambda n, each, threads: -(-(n // each) // threads),
-        "it is rounded up as a float, and stays one": lambda n, each, threads: np.ceil(n / (each * threads)),
+        "the result is rounded up as a float, and stays a float":
+            lambda n, each, threads: np.ceil(n / (each * threads)),
     },
 )

@@ -7,9 +7,9 @@ The index formula counts elements from the front. Let each thread write the inde
 The index and the guard are there. One line is missing.
 """
 
-HINTS = ("What has to be written for the last element, and what for the first? Note both for out.size = 5, next to "
-         "their i.",
-         "The two indices of an element, from the front and from the end, have the same sum everywhere. Which sum?",
+HINTS = ("What has to be written for the last element, and what for the first? Write both down for out.size = 5, next "
+         "to their i.",
+         "The two indices of an element, from the front and from the end, have the same sum everywhere. What is it?",
          "i counts from 0 to out.size - 1. Store out.size - 1 minus i at out[i].")
 POINTS = 1
 
@@ -42,12 +42,12 @@ EXERCISE = KernelExercise(
     arguments=lambda inputs, out, size: (out,),
     domain=BLOCKS,
     wrong={
-        "it counts down to 1, and the last element is number 0 from the end":
+        "it counts down to 1, and the last element should get 0":
             Edit("out[i] = out.size - 1 - i", "out[i] = out.size - i"),
         "it counts from the beginning": Edit("out[i] = out.size - 1 - i", "out[i] = i"),
         "it counts down within each block, not over all elements":
             Edit("out[i] = out.size - 1 - i", "out[i] = cuda.blockDim.x - 1 - cuda.threadIdx.x"),
-        "it counts down from the number of threads, and some of them have no element":
+        "it counts down from the number of threads, and some threads have no element":
             Edit("out[i] = out.size - 1 - i", "out[i] = cuda.gridDim.x * cuda.blockDim.x - 1 - i"),
     },
 )

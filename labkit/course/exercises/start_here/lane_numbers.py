@@ -11,7 +11,7 @@ correct one line.
 HINTS = ("The check names a thread and an index. What is cuda.threadIdx.x for that thread, and what is i?",
          "The guard has to stop threads whose element does not exist. A thread's index in its block says nothing "
          "about that: thread 1 of block 50 has a small index and a large i.",
-         "Compare what is used as the index: if i < out.size.")
+         "Test the value that is used as the index: if i < out.size.")
 POINTS = 2
 NEEDS = ("count_down",)
 
@@ -53,12 +53,12 @@ EXERCISE = KernelExercise(
     arguments=lambda inputs, out, size: (out,),
     domain=BLOCKS,
     wrong={
-        "the guard looks at the thread's number within its block, and that says nothing about the element":
+        "the guard tests the thread's index within its block, which says nothing about the element":
             Edit("if i < out.size:", "if cuda.threadIdx.x < out.size:"),
         "there is no guard": Edit("if i < out.size:", "if True:"),
-        "the guard says `<=`, which lets one thread too many through": Edit("if i < out.size:", "if i <= out.size:"),
+        "the guard uses `<=`, which lets one thread too many through": Edit("if i < out.size:", "if i <= out.size:"),
         "the guard stops one element too early": Edit("if i < out.size:", "if i < out.size - 1:"),
-        "lanes are counted from the first element, and each block begins anew at lane 0":
+        "lanes are counted from the first element, but each block starts again at lane 0":
             Edit("cuda.threadIdx.x % 32", "i % 32"),
     },
 )

@@ -44,22 +44,23 @@ EXERCISE = PredictionExercise(
     truth=who_is_last,
     how={
         "blocks": "how many blocks of 96 does it take until 1,000 elements are covered? Whole blocks only.",
-        "idle": "multiply blocks by threads in a block; what is left over when each element has its thread?",
-        "last_block": "element 999 is the last one. Skip whole blocks of 96 until it lies in the block at hand; the "
-                      "first block has the number 0.",
-        "last_thread": "take from 999 the elements of all blocks before. The first thread of a block has the number 0.",
+        "idle": "multiply the blocks by the threads in a block; how many are left over when each element has its "
+                "thread?",
+        "last_block": "element 999 is the last one. Skip whole blocks of 96 until you reach the one that contains it; "
+                      "the first block has index 0.",
+        "last_thread": "subtract from 999 the elements of all earlier blocks. The first thread of a block has index 0.",
     },
     wrong={
         "the division rounds down, and 40 elements are left without a thread": {"blocks": 10},
         "these are the busy threads of the last block, not the idle ones": {"idle": 40},
-        "blocks are counted from 1 here, and CUDA counts them from 0": {"last_block": 11},
-        "threads are counted from 1 here, and CUDA counts them from 0": {"last_thread": 40},
+        "blocks are counted from 1 here, but CUDA counts them from 0": {"last_block": 11},
+        "threads are counted from 1 here, but CUDA counts them from 0": {"last_thread": 40},
     },
 )
 
 AFTER = """
-Now observe. The kernel of the lesson records who was where; look at its last element. The picture shows the same at
-a size that fits on a page. Where are the idle threads, and could they ever be in any block but the last?
+Now observe. The lesson's kernel records which thread handled which element; look at the last one. The picture shows the
+same at a size that fits on a page. Where are the idle threads, and could they ever be in any block but the last?
 
 # %%
 block, thread = (cuda.to_device(np.full(1000, -1, dtype=np.int32)) for _ in range(2))

@@ -1,10 +1,10 @@
 """There and back, with something done in between
 
 The lesson sent a list of tokens to the device and fetched it back unchanged. This time a kernel works on it in between.
-Suppose that a language model keeps eight values for each token in one long table, so that those of token 5 begin at
+Suppose that a language model keeps eight values per token in one long table, so that the values of token 5 begin at
 index 40. The kernel turns each token into the index at which its values begin: (5, 0, 7) becomes (40, 0, 56).
 
-Write the host's part. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
+Write the host code. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
 device, allocate room for the result there, launch the kernel in blocks of 64 threads, and return the result as a NumPy
 array.
 """
@@ -53,29 +53,29 @@ def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
 
-@asks("The tokens travel to the device as int32, and one launch in blocks of 64 threads computes what comes "
-      "back; what is returned is a NumPy array of whole numbers.")
+@asks("The tokens are sent to the device as int32, and one launch in blocks of 64 threads computes what comes back; "
+      "the result is a NumPy array of integers.")
 def _in_blocks_of_64(run):
     """A launch in blocks of 64 computes what comes back to the host."""
     if missing := on_the_device(run):
         return missing
     for one in run.launches:
         if one.block != (64, 1, 1):
-            return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads; asked for are "
-                    "blocks of 64. The grid is the first number in the brackets, the block the second.")
+            return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads, but blocks should "
+                    "have 64. The grid is the first number in the brackets, the block the second.")
         if one.host_arrays:
-            return (f"The launch is given {one.host_arrays} array(s) of the host, which travel to the device and back "
-                    "with each launch. Asked for is an array that was sent there before, and room for the result.")
+            return (f"The launch is given {one.host_arrays} host array(s), which are copied to the device and back "
+                    "with each launch. Pass an array that was sent there before, and a device array for the result.")
         if one.types[:1] != ("int32",):
-            return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, and an int32 array is "
-                    "asked for: NumPy makes int64 of whole numbers, unless it is told the dtype.")
+            return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, but should be an int32 "
+                    "array: NumPy turns integers into int64 unless you give the dtype.")
     if hasattr(run.returned, "copy_to_host"):
-        return "What is returned still lies on the device, and asked for is a NumPy array: `copy_to_host` makes one."
+        return "What is returned still lies on the device, but should be a NumPy array: `copy_to_host` makes one."
     if not isinstance(run.returned, np.ndarray):
-        return f"What is returned is a {type(run.returned).__name__}, and asked for is a NumPy array."
+        return f"What is returned is a {type(run.returned).__name__}, but should be a NumPy array."
     if run.returned.dtype.kind not in "iu":
-        return (f"What is returned holds {run.returned.dtype}, and places are whole numbers: make room on the device "
-                "with a dtype, int32 as for the tokens.")
+        return (f"What is returned holds {run.returned.dtype}, but indices are integers: allocate the result on the "
+                "device with a dtype, int32 as for the tokens.")
     return None
 
 
@@ -92,12 +92,12 @@ EXERCISE = FunctionExercise(
         "one block is launched, however many tokens there are": starts_in_one_block,
         "what comes back is the input, not the output":
             Edit("return out.copy_to_host()", "return on_device.copy_to_host()"),
-        "the tokens are sent as int64, which NumPy makes of whole numbers":
+        "the tokens are sent as int64, NumPy's default for integers":
             Edit("np.array(tokens, dtype=np.int32)", "np.array(tokens)"),
         "the output comes back without a launch": starts_never_launched,
-        "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
+        "grid and block are swapped": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
         "the result stays on the device": Edit("return out.copy_to_host()", "return out"),
-        "the room for the result has no dtype, and holds float64": Edit("len(tokens), dtype=np.int32", "len(tokens)"),
+        "the array for the result has no dtype, and holds float64": Edit("len(tokens), dtype=np.int32", "len(tokens)"),
         "NumPy computes what the kernel should": Edit("return out.copy_to_host()",
                                                       "return np.array(tokens, dtype=np.int32) * 8"),
     },

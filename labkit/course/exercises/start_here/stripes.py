@@ -7,9 +7,9 @@ Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as
 You need the decorator, the index, the guard and one store. Its only parameter is `out`.
 """
 
-HINTS = ("Which of a thread's three values decides the colour, and which ones decide where it goes?",
-         "Where it goes is the index formula, with its guard, as in the lesson. The colour is whether the index of the "
-         "block is odd.",
+HINTS = ("Which of a thread's three values decides the colour, and which ones decide where it is stored?",
+         "The index formula, with its guard, decides where, as in the lesson. The colour depends on whether the index "
+         "of the block is odd.",
          "Below @cuda.jit and def stripes(out): the formula gives i, the guard is if i < out.size, and the store is "
          "out[i] = cuda.blockIdx.x % 2.")
 POINTS = 2
@@ -46,9 +46,9 @@ EXERCISE = KernelExercise(
     arguments=lambda inputs, out, size: (out,),
     domain=BLOCKS,
     wrong={
-        "the stripes follow the threads of a block, not the blocks":
+        "the stripes alternate with the threads, not with the blocks":
             Edit("out[i] = cuda.blockIdx.x % 2", "out[i] = cuda.threadIdx.x % 2"),
-        "the stripes are the other way round: block 0 writes 0":
+        "the stripes are the other way round: block 0 should write 0":
             Edit("out[i] = cuda.blockIdx.x % 2", "out[i] = 1 - cuda.blockIdx.x % 2"),
         "there is no guard": Edit("if i < out.size:", "if True:"),
         "the stripes are 32 elements wide, whatever the size of a block":

@@ -1,16 +1,16 @@
 """Enough loads
 
-By Little's law, a memory is kept busy if the bytes in flight are its bandwidth times its latency. Write a function that
-says how many loads each thread must have in flight for that, rounded up.
+By Little's law, memory is kept busy if the bytes in flight are its bandwidth times its latency. Write a function that
+returns how many loads each thread must have in flight for that, rounded up.
 
 `gbs` is the bandwidth in GB/s and `ns` the latency in nanoseconds. Each of `sms` SMs runs `threads` threads, and one
-load brings `each` bytes. All five are integers, and so is the result. A GB is 10^9 bytes here, so GB/s times ns are
+load brings `each` bytes. All five are integers, and so is the result. A GB is 10^9 bytes here, so GB/s times ns gives
 bytes.
 """
 
 HINTS = ("How many bytes must be in flight? And how many are, if every thread of the GPU has one load in flight?",
-         "gbs * ns bytes are needed. One load in each thread is sms * threads * each bytes. Divide, and round up.",
-         "return -(-(gbs * ns) // (...)), with the bytes of one load in each thread in the parentheses.")
+         "gbs * ns bytes are needed. One load per thread is sms * threads * each bytes. Divide, and round up.",
+         "return -(-(gbs * ns) // (...)), with the bytes of one load per thread in the parentheses.")
 POINTS = 2
 
 # %%
@@ -47,11 +47,11 @@ EXERCISE = FunctionExercise(
         "it adds a load even where the division comes out even":
             lambda gbs, ns, sms, threads, each: gbs * ns // (sms * threads * each) + 1,
         "the bytes of a load are left out": lambda gbs, ns, sms, threads, each: -(-(gbs * ns) // (sms * threads)),
-        "the threads of one SM are taken for those of the GPU":
+        "the threads of one SM are used instead of those of the whole GPU":
             lambda gbs, ns, sms, threads, each: -(-(gbs * ns) // (threads * each)),
-        "bandwidth is divided by latency, and the two have to be multiplied":
+        "bandwidth is divided by latency, but the two have to be multiplied":
             lambda gbs, ns, sms, threads, each: -(-gbs // (ns * sms * threads * each)),
-        "it is rounded up as a float, and stays one":
+        "the result is rounded up as a float, and stays a float":
             lambda gbs, ns, sms, threads, each: np.ceil(gbs * ns / (sms * threads * each)),
     },
 )

@@ -1,8 +1,8 @@
 """Predict: which warps split?
 
 A kernel for 250 elements runs in four blocks of 64 threads, which makes eight warps. Each thread computes
-`i = cuda.grid(1)`. First comes the guard, `if i < 250:`, and inside it a second condition, for which there are three
-candidates: `i % 2 == 0`, `i // 32 % 2 == 0` and `i < 48`.
+`i = cuda.grid(1)`. First comes the guard, `if i < 250:`, and inside it a second condition, one of three: `i % 2 == 0`,
+`i // 32 % 2 == 0` and `i < 48`.
 
 For each of the four conditions, how many warps have lanes on both sides? Threads that the guard stops never reach the
 second condition. Then answer the same question for `i // 32 % 2 == 0` in six blocks of 48 threads.
@@ -58,27 +58,27 @@ EXERCISE = PredictionExercise(
     how={
         "guard": "eight warps hold i = 0 to 31, 32 to 63 and so on. In which of them do some lanes have i < 250, and "
                  "others not?",
-        "by_lane": "a warp holds 32 numbers in a row, even and odd ones.",
+        "by_lane": "a warp holds 32 consecutive values of i, even and odd ones.",
         "by_warp": "write down i // 32 for the 32 lanes of one warp.",
-        "first_48": "48 lies in the middle of one warp, and in no other.",
+        "first_48": "48 is in the middle of one warp. In all other warps the lanes agree.",
         "blocks_of_48": "a warp never has lanes of two blocks: a block of 48 has a warp of 32 and one of 16. Write "
                         "down the first and the last i of each.",
     },
     wrong={
-        "the last warp was counted as split by the guard, and one with no element at all is not split":
+        "both warps of the last block were counted, but all lanes of the first have an element":
             {"guard": 2},
-        "only the last warp's lanes were looked at, and every warp has even and odd elements": {"by_lane": 1},
-        "i // 32 is the same for all lanes of a warp, and a warp does not split over what its lanes agree on":
+        "only the last warp was counted, but every warp has even and odd elements": {"by_lane": 1},
+        "i // 32 is the same for all lanes of a warp, and a warp whose lanes agree does not split":
             {"by_warp": 8},
-        "both warps that begin before 48 were counted, and in the first all lanes agree": {"first_48": 2},
+        "both warps that begin before 48 were counted, but in the first all lanes agree": {"first_48": 2},
         "blocks of 48 were counted as if warps went on from block to block": {"blocks_of_48": 0},
         "every block of 48 was taken to have a warp that splits": {"blocks_of_48": 6},
     },
 )
 
 AFTER = """
-Now count. `observe` runs a kernel and keeps an account of every branch: here is the last of the five. Change the
-condition and the size of the blocks, and compare with your prediction.
+Now count. `observe` runs a kernel and records every branch: here is the last of the five cases. Change the condition
+and the size of the blocks, and compare with your prediction.
 
 # %%
 @cuda.jit

@@ -10,13 +10,13 @@ lengths. The kernel is launched with blocks of 64 threads, and block b computes 
 thread computes the element with its own index, every warp splits. Which 32 elements of the block can the first warp
 compute instead, so that all of its lanes agree?
 
-Horner's rule is the short way: start with 0, and for each coefficient from the last to the first, multiply by x and
-add the coefficient.
+Horner's rule needs the fewest operations: start with 0, and for each coefficient from the last to the first, multiply
+by x and add the coefficient.
 """
 
-HINTS = ("A block has two warps and 64 elements, half of them even and half odd. Which warp could take which?",
-         "The number of the warp in its block is cuda.threadIdx.x // 32, and the lane cuda.threadIdx.x % 32. Warp 0 "
-         "computes the even elements of the block, warp 1 the odd ones; lane 0 begins with the first of them.",
+HINTS = ("A block has two warps and 64 elements, half of them even and half odd. Which warp could compute which?",
+         "The index of the warp in its block is cuda.threadIdx.x // 32, and the lane is cuda.threadIdx.x % 32. Warp 0 "
+         "computes the even elements of the block, warp 1 the odd ones; lane 0 has the first of them.",
          "i = cuda.blockIdx.x * 64 + 2 * lane + warp, then the guard. Load x[i] into a variable, choose with if warp "
          "== 0, and let k run over even.size or odd.size: value = value * mine + even[even.size - 1 - k].")
 POINTS = 3
@@ -66,8 +66,8 @@ def _together(report):
     (n,), (even,), (odd,) = (shape for _, shape, _ in list(report.arrays.values())[:3])
     allowed, split = 4, report.counts["divergent_branches"]  # a guard, or a loop's bound, in the last block
     if split > allowed:
-        return (f"Warps split {split} times. Asked for is a warp whose lanes all take the same polynomial; only the "
-                f"guard may split one, in the last block.")
+        return (f"Warps split {split} times. All lanes of a warp should compute the same polynomial; only the guard "
+                f"may split one, in the last block.")
     enough, loads = n + (n + 1) // 2 * even + n // 2 * odd, report.counts["global_loads"]
     if loads > enough:
         of_even, of_odd = ({thread for (array, _), cells in report.touched.items() if array == name
@@ -111,11 +111,11 @@ EXERCISE = KernelExercise(
         "even and odd elements are neighbours in every warp, so every warp splits":
             Edit("i = cuda.blockIdx.x * 64 + 2 * lane + warp", "i = cuda.grid(1)", "if warp == 0:", "if i % 2 == 0:"),
         "every thread computes both polynomials and keeps one": two_polynomials_both,
-        "the first warp takes one polynomial for all its elements, and they are still neighbours":
+        "each warp uses one polynomial for all its elements, but they are still neighbours":
             Edit("i = cuda.blockIdx.x * 64 + 2 * lane + warp", "i = cuda.grid(1)"),
         "the second warp of a block begins at the block's first element, too":
             Edit("2 * lane + warp", "2 * lane"),
-        "the elements of a block begin where those of the block before begin":
+        "every block computes the elements of the first block":
             Edit("cuda.blockIdx.x * 64 + ", ""),
         "the coefficients are taken with the highest power first":
             Edit("even[even.size - 1 - k]", "even[k]"),
@@ -126,8 +126,8 @@ EXERCISE = KernelExercise(
 )
 
 AFTER = """
-There is a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that
-costs: each load moves twice as many bytes as it needs. The other warp of the block soon wants the rest of those bytes,
-which are then likely to be in a cache. Whether the exchange pays depends on the length of the branches: for two short
-ones it does not, for a polynomial with hundreds of coefficients it does.
+There is a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that costs:
+each load moves twice as many bytes as it needs. The other warp of the block soon needs the rest of those bytes, which
+are then likely to be in a cache. Whether the rearrangement pays off depends on the length of the branches: for two
+short ones it does not, for a polynomial with hundreds of coefficients it does.
 """

@@ -1,18 +1,19 @@
 r"""A sum for each thread
 
-A grid-stride loop does not have to write an element in every step. Here each thread of the grid adds up the elements
-that it meets in a variable, and writes the total at the end:
+A grid-stride loop does not have to write an element in every step. Here each thread of the grid adds up, in a variable,
+the elements that it visits, and writes the total at the end:
 
 $$\text{out}_t = x_t + x_{t+T} + x_{t+2T} + \dots$$
 
-$T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them. With
-four threads and `x` = (1, 2, 3, 4, 5, 6), `out` is (6, 8, 3, 4). Threads without any element of `x` write 0. This is
-the first half of a sum over millions of elements; lesson 15 writes the second.
+$T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element per thread. With four
+threads and `x` = (1, 2, 3, 4, 5, 6), `out` is (6, 8, 3, 4). Threads without any element of `x` write 0. This is the
+first half of a sum over millions of elements; lesson 15 writes the second.
 
-`np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
+`np.float32(0)` starts the total as float32. A plain `0.0` would make it float64, which is slow on many GPUs.
 """
 
-HINTS = ("Which variable walks through x, and which one has to stay what it was so that the sum finds its place?",
+HINTS = ("Which variable runs through x, and which one has to keep its value so that the sum is stored at the right "
+         "index?",
          "A grid-stride loop over x that starts at me and adds to total; one store after the loop, outside it, at "
          "out[me]. Every thread stores.",
          "i = me; while i < x.size: total += x[i], then i += cuda.gridsize(1); after the loop out[me] = total.")
@@ -50,14 +51,14 @@ def _rows(x, threads):
     return rows.reshape(rounds, threads)
 
 
-@asks("Each thread stores one number.")
+@asks("Each thread stores one value.")
 def _one_store_each(report):
     threads = int(np.prod(report.grid) * np.prod(report.block))
     stores = report.counts["global_stores"]
     if stores <= threads:
         return None
-    return (f"{threads:,} threads make {stores:,} stores in global memory. Asked for is one number each, at the end: "
-            "add up in a variable of the thread's own.")
+    return (f"{threads:,} threads make {stores:,} stores to global memory. Each should make one, at the end: add up in "
+            "a local variable.")
 
 
 EXERCISE = KernelExercise(
@@ -80,11 +81,11 @@ EXERCISE = KernelExercise(
     demand=_one_store_each,
     in_float32=True,
     wrong={
-        "the stride is a block, not the grid, so blocks add elements of each other":
+        "the stride is a block, not the grid, so blocks add each other's elements":
             Edit("i += cuda.gridsize(1)", "i += cuda.blockDim.x"),
         "each thread begins one round late and misses its first element": Edit("i = me", "i = me + cuda.gridsize(1)"),
         "the total is replaced, not added to": Edit("total += x[i]", "total = x[i]"),
-        "the sum so far is kept in out, and goes to memory and back at each step":
+        "the sum so far is kept in out, and is stored and loaded again in every step":
             Edit("out[me] = total", "",
                  "i = me\n"
                  "while i < x.size:\n"
@@ -93,7 +94,7 @@ EXERCISE = KernelExercise(
                  "out[me] = total\n"
                  "while i < x.size:\n"
                  "    out[me] += x[i]"),
-        "a thread without an element writes nothing, and its sum should be 0":
+        "a thread without an element writes nothing, but should write 0":
             Edit("out[me] = total",
                  "if me < x.size:\n"
                  "    out[me] = total"),

@@ -4,14 +4,14 @@ Run the kernel above on an `x` of a million floats: 500,000 threads have an elem
 of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
 begins.
 
-Predict the four values below. An addition of vectors moves exactly the bytes that it needs. Does this kernel?
+Predict the four values below. A vector addition moves exactly the bytes that it needs. Does this kernel?
 """
 
 HINTS = ("Draw the first 16 floats of x, mark the ones that are read, and draw a line after every eighth. Is there a "
          "piece without a mark?",
-         "A piece of 32 bytes travels whole as soon as one of its floats is wanted. Half of each piece is wanted, and "
-         "no piece is left out.",
-         "idle: 1,954 blocks of 256, less 500,000. deliveries: lanes 0 to 31 span 64 floats, eight to a piece. used: "
+         "A piece of 32 bytes is moved whole as soon as one of its floats is needed. Half of each piece is needed, and "
+         "no piece is skipped.",
+         "idle: 1,954 blocks of 256, minus 500,000. deliveries: lanes 0 to 31 span 64 floats, eight to a piece. used: "
          "500,000 floats read, as many written. moved: all of x, and out.")
 POINTS = 2
 NEEDS = ("every_second",)
@@ -62,18 +62,18 @@ EXERCISE = PredictionExercise(
     name="predict_every_second",
     truth=what_it_moves,
     how={
-        "idle": "count the threads of all blocks, and take away the elements of out.",
+        "idle": "count the threads of all blocks, and subtract the elements of out.",
         "deliveries": "write down the first and the last element of x that lanes 0 to 31 load. How many pieces of "
-                      "eight floats lie between?",
-        "bytes_used": "each element of out is one number read and one number written, four bytes each.",
+                      "eight floats does that span?",
+        "bytes_used": "each element of out is one value read and one value written, four bytes each.",
         "bytes_moved": "memory delivers whole pieces of 32 bytes. Which pieces of x does no thread use? Then add out.",
     },
     wrong={
-        "one thread is counted for each element of x, and there is one for each element of out": {"idle": 192},
+        "one thread per element of x is counted, but there is one per element of out": {"idle": 192},
         "these are the deliveries for 32 floats in a row": {"deliveries": 4},
-        "a delivery for each lane would be right only if no two lanes shared one": {"deliveries": 32},
-        "only the reading is counted": {"bytes_used": 2_000_000},
-        "only the bytes that are used are counted, and the other half of each piece travels along":
+        "one delivery per lane would be right only if no two lanes shared one": {"deliveries": 32},
+        "only the bytes read are counted": {"bytes_used": 2_000_000},
+        "only the bytes that are used are counted, but the other half of each piece is moved too":
             {"bytes_moved": 4_000_000},
     },
 )
@@ -99,6 +99,6 @@ def first_warp(step):
 plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 
 # %% [markdown]
-The output is half as long as that of a copy, and still every byte of `x` had to travel. In a kernel that waits for
+The output is half as long as that of a copy, but every byte of `x` still had to be moved. In a kernel that waits for
 memory, skipping every second element saves nothing on the reads.
 """

@@ -1,16 +1,16 @@
 """From a blank page: reversed, in place
 
 Reverse a vector without a second vector, so that its first element becomes its last: (1, 2, 3, 4, 5) becomes
-(5, 4, 3, 2, 1). The only parameter is `x`. One thread is started per element, in blocks of 128, with the usual few too
-many.
+(5, 4, 3, 2, 1). The only parameter is `x`. One thread is started per element, in blocks of 128, plus the usual few
+extra.
 
-In the lesson every element had one owner. Here elements trade positions in pairs, and a thread that moves one of a pair
-also writes to the other. First decide which threads do the work and what each of them owns.
+In the lesson every element had one owner. Here elements trade positions in pairs, and a thread that moves one element
+of a pair also overwrites the other. First decide which threads do the work and what each of them owns.
 """
 
 HINTS = ("How many pairs trade positions in a vector of 6, and in one of 7? How many threads does that need?",
          "Let thread i of the first half own both x[i] and its partner, and let all other threads do nothing. A swap "
-         "needs to keep one of the two values in a variable.",
+         "has to keep one of the two values in a variable.",
          "The guard is if i < x.size // 2. Keep x[i] in a variable, store x[x.size - 1 - i] at x[i], then the kept "
          "value at x[x.size - 1 - i].")
 POINTS = 3
@@ -60,20 +60,20 @@ EXERCISE = KernelExercise(
     domain=of(0, MOVED),
     wrong={
         "all threads swap, so each pair is swapped by two threads": Edit("x.size // 2", "x.size"),
-        "all threads copy without a variable in between, and read what others have overwritten":
+        "all threads copy without a temporary variable, and read elements that others have overwritten":
             Edit("x.size // 2", "x.size", "x[partner] = mine", ""),
-        "the first of the two stores destroys what the second was to move":
+        "the first of the two stores destroys the value that the second should move":
             Edit("x[partner] = mine", "x[partner] = x[i]"),
         "the partner of i is taken to be size - i, which is one too far":
             Edit("x[i] = x[partner]", "x[i] = x[x.size - i]",
                  "x[partner] = mine", "x[x.size - i] = mine"),
-        "the first thread goes through the whole vector, and the others wait": reverse_by_one_thread,
+        "the first thread goes through the whole vector, and the others do nothing": reverse_by_one_thread,
     },
 )
 
 AFTER = """
-If yours was wrong in one order of the threads and right in another, you have met a *race*. Two threads that swap the
-same pair undo each other's work, or half of it, and which half is up to the hardware.
+If your kernel was wrong in one order of the threads and right in another, you have met a *race*. Two threads that swap
+the same pair undo each other's work, or half of it, and which half is up to the hardware.
 
 Next: the exercises of **02 · The machine**.
 """

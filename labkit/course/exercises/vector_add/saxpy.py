@@ -2,14 +2,14 @@ r"""Scale and add, in place
 
 $$y_i \leftarrow s\,x_i + y_i$$
 
-This is `saxpy`, the best-known line of linear algebra: *single precision, a times x plus y*. The result overwrites `y`,
-so there is no third array. `s` is a scalar, `x` and `y` are vectors of float32.
+This is `saxpy`, the best-known routine of linear algebra: *single precision, a times x plus y*. The result overwrites
+`y`, so there is no third array. `s` is a scalar, `x` and `y` are vectors of float32.
 
 Write the guard and the store. Could another thread change the element of y that this thread still has to read?
 """
 
 HINTS = ("Which two elements does thread i read, and which one does it write?",
-         "It is the addition of the lesson with two changes: s stands before x[i], and the result goes to y[i]. The "
+         "It is the addition of the lesson with two changes: x[i] is multiplied by s, and the result goes to y[i]. The "
          "guard is the same.",
          "Under the guard if i < y.size: y[i] = s times x[i], plus the y[i] that was there.")
 POINTS = 1
@@ -52,14 +52,14 @@ EXERCISE = KernelExercise(
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
     domain=(*of((1, 2), *SUMMED), *parameter(0, "s", 1, 0, -2.5)),
     wrong={
-        "what stood in y is overwritten, not added to": Edit("y[i] = s * x[i] + y[i]", "y[i] = s * x[i]"),
+        "y is overwritten, not added to": Edit("y[i] = s * x[i] + y[i]", "y[i] = s * x[i]"),
         "s multiplies y where it should multiply x": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + s * y[i]"),
         "s is left out": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + y[i]"),
-        "the first thread goes through the whole vector, and the others wait": saxpy_by_one_thread,
+        "the first thread goes through the whole vector, and the others do nothing": saxpy_by_one_thread,
         "there is no guard": Edit("if i < y.size:", "if True:"),
     },
 )
 
 AFTER = """
-It could not: each element has one owner, and no other thread reads or writes it.
+No, it could not: each element has one owner, and no other thread reads or writes it.
 """

@@ -3,11 +3,12 @@
 This grid-stride loop scales a vector, with 3 blocks of 32 threads however long `x` is. For a vector of 1,000 elements,
 some of the output is never written; for a single element, none of it is.
 
-Which elements are missing, and whose are they? Work it out before you run the check, then repair the loop.
+Which elements are missing, and which threads should have written them? Work it out before you run the check, then
+repair the loop.
 """
 
 HINTS = ("Follow one thread: with 96 threads and 1,000 elements, which elements does thread 0 write, and which is the "
-         "last that it should write?",
+         "last one that it should write?",
          "The condition is tested before each element. It should ask whether the current element exists, but it asks "
          "about a different one.",
          "Compare i itself with out.size, without the stride.")
@@ -58,13 +59,13 @@ EXERCISE = KernelExercise(
         "half of the blocks do the work of all":
             Edit("i = cuda.grid(1)", "i = cuda.grid(1) if cuda.blockIdx.x < 2 else out.size",
                  "stride = cuda.gridsize(1)", "stride = 2 * cuda.blockDim.x"),
-        "a thread stops one round early, and never does its last element":
+        "a thread stops one round early, and never writes its last element":
             Edit("while i < out.size:", "while i + stride < out.size:"),
-        "the loop says `<=`, which lets a thread go one element too far":
+        "the loop uses `<=`, which lets a thread go one element too far":
             Edit("while i < out.size:", "while i <= out.size:"),
         "there is no loop: each thread does its first element and stops":
             Edit("while i < out.size:", "if i < out.size:"),
-        "the stride is one more than the threads of the grid":
+        "the stride is one more than the number of threads in the grid":
             Edit("stride = cuda.gridsize(1)", "stride = cuda.gridsize(1) + 1"),
     },
 )
