@@ -1,22 +1,22 @@
 """Find the bug: text that is taken back
 
-A text comes as `tokens`, a tuple of strings, and ends where one of the strings `stops` is complete. There may be no
-such string. After each token, how many characters of the text so far may a client have? Nothing of a stop string may
-be shown, not even its first character, and nothing that can still become a part of one. Everything else must be
-shown. If several stop strings occur, the one that is complete first ends the text; if two are complete with the same
-character, the longer one does. From there on the number stays the same: the characters before the stop string.
+A text comes as `tokens`, a tuple of strings, and ends where one of the strings in `stops` is complete. `stops` may be
+empty. After each token, how many characters of the text so far may a client see? Nothing of a stop string may be shown,
+not even its first character, and nothing that can still become part of one. Everything else must be shown. If several
+stop strings occur, the one that is complete first ends the text; if two are complete with the same character, the
+longer one does. From there on the count stays the same: the characters before the stop string.
 
-With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the numbers are 2, 3 and 3. This function returns
-just that. And yet a user complains: in the chat the word `ST` appeared and vanished again. Find out which tokens
-cause that, and mend it.
+With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the counts are 2, 3 and 3. This function returns
+exactly that. And yet a user complains: in the chat `ST` appeared and vanished again. Find out which tokens cause that,
+and fix the function.
 """
 
-HINTS = ('Cut the word STOP into other tokens and print the numbers: "S", "T", "O", "P". After which token is '
-         "a number too large?",
-         "The search for a complete stop string is right. What is held back is decided by comparing the beginnings of "
-         "the stop strings with the end of something. Of what?",
-         'After "S" and "T" the text ends with ST, the beginning of STOP. The last token is only T, and no '
-         "beginning of STOP ends with it.")
+HINTS = ('Cut the word STOP into other tokens and print the counts: "S", "T", "O", "P". After which token is '
+         "a count too large?",
+         "The search for a complete stop string is right. To decide what is held back, the code compares the "
+         "beginnings of the stop strings with the end of something. Of what?",
+         'After "S" and "T" the text ends with ST, the beginning of STOP. The last token is only T, which is not a '
+         "beginning of STOP.")
 POINTS = 2
 
 import numpy as np
@@ -142,12 +142,12 @@ EXERCISE = FunctionExercise(
             "text.endswith(stop[:size])", "token.endswith(stop[:size])"),
         "a stop string is looked for in the last token alone": Edit(
             "at = text.find(stop, max(0, begin - len(stop) + 1))", "at = text.find(stop, begin)"),
-        "always as many characters are held as a stop string may have before it is whole": Edit(
+        "as many characters as a stop string has, less one, are always held": Edit(
             "if text.endswith(stop[:size]):\n    held = max(held, size)", "held = max(held, size)"),
-        "of several stop strings the last one decides how many are held": Edit("held = max(held, size)", "held = size"),
+        "the last of several stop strings decides how many are held": Edit("held = max(held, size)", "held = size"),
         "the shortest beginning is held, not the longest": Edit(
             "held = max(held, size)", "held = size if held == 0 else min(held, size)"),
-        "a whole stop string but for its last character is shown": Edit("range(1, len(stop))",
+        "a stop string that lacks only its last character is shown": Edit("range(1, len(stop))",
                                                                       "range(1, len(stop) - 1)"),
         "the stop string stays in the text": Edit("end = min(found)[1]", "end = min(found)[0]"),
         "the stop string that begins first ends the text, not the one that ends first": Edit(
@@ -170,6 +170,6 @@ EQUIVALENT = {
 }
 
 AFTER = """
-The engine's detokenizer holds back as many characters as the longest stop string has, less one, whatever they are.
-That is simpler, and a client has each character a little later.
+The engine's detokenizer always holds back as many characters as the longest stop string has, less one, whatever they
+are. That is simpler, and a client sees each character a little later.
 """
