@@ -130,7 +130,7 @@ pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_b
 #
 # What does the model get? A few arrays: the ids of the tokens, the position of each in its sequence, the *slot* in the
 # cache for its keys and values, and a few more. A `BatchBuilder` fills them. This is the step that we have just
-# followed. One of the ids is negative. Whose token is it, and why is its id negative?
+# followed. One of the ids is negative. Which sequence's token has a negative id, and why?
 
 # %%
 from labkit.engine.batch import BatchBuilder
@@ -253,8 +253,9 @@ table(rows, ["prompt", "tokens", "found"])
 # ## Several outputs of one prompt
 #
 # A *reference count* says how many sequences hold a page. A request with n = 3 has three outputs; their prompt is
-# computed once, and all three hold its pages. In this cell no model runs: every sampled token is 7. With a prompt of
-# ten tokens and pages of four, how many different pages do they hold, before and after each has written a token?
+# computed once, and all three hold its pages. In this cell no model runs: every token is made up, `Sampled(7)`. With a
+# prompt of ten tokens and pages of four, how many different pages do the three outputs hold, before and after each has
+# written a token?
 
 # %%
 from labkit.engine.outputs import Sampled

@@ -165,8 +165,8 @@ runs.seats(served)
 #   wrote 12,627 tokens per second{{ quoted }}, the relative 15,068{{ quoted }}.
 #
 # The second load is easy to repeat, down to the last token of its prompts. We had an H100 for it, with
-# 3.35{{ hardware }} TB/s where an A800 has 2.04{{ hardware }}. Going by bandwidth alone, how many times as fast should
-# the H100 be?
+# 3.35{{ hardware }} TB/s where an A800 has 2.04{{ hardware }}. Going by bandwidth alone, how many times as fast as the
+# A800 should the H100 be?
 
 # %%
 ours = measure.recorded_series("nano_vllm_bench", gpu="NVIDIA H100 80GB HBM3")

@@ -235,8 +235,8 @@ pictures.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt
 # How long requests stay depends on chance: arrivals come in clusters, and idle time is lost. In the simplest case, a
 # single server with exponentially distributed times between arrivals, and service times that are exponential too, with
 # mean S, the mean stay is $W = S / (1 - \rho)$, where ρ is the load, the fraction of time that the server is busy. Say
-# a request stays for 100 ms{{ example }} on average at a load of 50%{{ example }}. How long does it stay at a load of
-# 90%{{ example }}?
+# a request stays for 100 ms{{ example }} on average at a load of 50%{{ example }}. How long does a request stay at a
+# load of 90%{{ example }}?
 
 # %%
 rng = np.random.default_rng(0)

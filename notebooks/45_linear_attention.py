@@ -31,9 +31,9 @@
 # $O(n d^2)$ flops. This lesson is in the appendix because no model of this course uses linear attention, but many
 # recent models have layers of this kind.
 #
-# A head has 64 elements, so linear attention keeps 64 × 65 of them, however long the text becomes. Above how many
-# tokens does it need fewer flops than softmax attention, and how many times as many does softmax attention need at
-# 16,384 tokens?
+# A head has 64 elements, so linear attention keeps 64 × 65 elements per head, however long the text becomes. Above how
+# many tokens does linear attention need fewer flops than softmax attention, and how many times as many does softmax
+# attention need at 16,384 tokens?
 
 # %%
 from IPython.display import display
@@ -71,8 +71,8 @@ show_source(make_quadratic(d))
 # ## A running state
 #
 # The regrouped form reads like the formula. Thread c keeps column c of $S$ in registers, and for each token the block
-# adds to the state and reads from it. This form has the fewest flops of the three. What could still make it slow on a
-# GPU with 132 SMs, in a model with 12 heads?
+# adds to the state and reads from it. This form has the fewest flops of the three. What could still make the running
+# state slow on a GPU with 132 SMs, in a model with 12 heads?
 
 # %%
 show_source(make_running(d))

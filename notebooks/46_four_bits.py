@@ -96,8 +96,8 @@ table(found, {"": "", "bits a weight": ".3f", "error": ".2%"})
 # `labkit.models.packed` reads all three, and `labkit quantize` writes the last. No published checkpoint was loaded for
 # this lesson: the reader is tested with files that the tests pack themselves, bit by bit, as each format is documented.
 #
-# Suppose that a program reads one of AWQ's words in plain order. How many of its eight codes end up in the right
-# column? Below, each code is the index of its column.
+# Suppose that a program reads one of AWQ's words in plain order. Below, each code is the index of its column. How many
+# of the eight codes in such a word end up in the right column?
 
 # %%
 from labkit.models.packed import AWQ_ORDER, IN_ORDER, nibbles
@@ -188,8 +188,9 @@ measure.recorded_ladder("linear_int4", {"M": 1, "N": 128256, "K": 2048}, gpu="NV
 # copy{{ if cublas_near_copy }}; the last rung needs {{ head['tensor_cores'] / bound:.2f }} times the {{ bound:.0f }} us
 # that a copy would take for the codes and scales.
 #
-# With more rows of x the same weights are used in more products. Is INT4 still ahead with 32 rows, and with 256? These
-# times are of single launches, with L2 emptied before each. They include the few microseconds that any launch takes.
+# With more rows of x the same weights are used in more products. The times below are of single launches, with L2
+# emptied before each, and include the few microseconds that any launch takes. Is INT4 still ahead with 32 rows, and
+# with 256?
 
 # %%
 shapes = [(1, 16384, 2048), (32, 16384, 2048), (256, 16384, 2048), (1, 2048, 8192), (32, 2048, 8192)]
