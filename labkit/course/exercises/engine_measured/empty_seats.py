@@ -58,9 +58,9 @@ EXERCISE = FunctionExercise(
     random_size=lambda rng: {"n": int(rng.integers(2, 60)), "seats": int(rng.integers(1, 9))},
     domain=(_given("there is one stay, and several seats", [0], [7], 3),
             _given("no seat is ever empty", [0, 0, 4], [4, 9, 9], 2),
-            _given("the run ends with a stay that is not the last of the list", [0, 0, 2], [9, 2, 6], 2),
+            _given("the run ends with a stay that is not the last in the list", [0, 0, 2], [9, 2, 6], 2),
             _given("nothing runs in the first steps", [3, 5], [6, 8], 2),
-            _given("no seat is taken for a while", [0, 6], [2, 9], 1)),
+            _given("all seats are empty for a while", [0, 6], [2, 9], 1)),
     wrong={
         "the run ends with the last stay of the list": Edit("ends.max()", "ends[-1]"),
         "the last step is counted as taken": Edit("(ends - begins).sum()", "(ends - begins + 1).sum()"),

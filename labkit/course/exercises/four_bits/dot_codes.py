@@ -92,9 +92,9 @@ EXERCISE = KernelExercise(
     tolerance=_tolerance,
     observe_sizes=({"R": 4, "W": 32}, {"R": 5, "W": 40}),
     demand=shuffles,
-    domain=(Reach("all codes are 15, the largest weight",
+    domain=(Reach("all codes are 15, the highest",
                   lambda rng, words, scales, x: (np.full_like(words, 2**32 - 1), scales, x)),
-            Reach("all codes are 0, the lowest weight",
+            Reach("all codes are 0, the lowest",
                   lambda rng, words, scales, x: (np.zeros_like(words), scales, x)),
             *of(1, HUGE_AND_TINY), *of(2, ZEROS, POSITIVE, NEGATIVE, EQUAL)),
     wrong={

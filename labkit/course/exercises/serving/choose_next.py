@@ -72,7 +72,7 @@ def _goal_missed(answer, in_order, arrivals, prompts, outputs, share) -> str | N
         value = answer(lengths, waited)
         number = np.asarray(value)
         if number.ndim or number.dtype.kind not in "iu":
-            raise _Missed(f"With {len(lengths)} waiting it returned {value!r}; asked for is one whole number.")
+            raise _Missed(f"With {len(lengths)} waiting it returned {value!r}; it must return one integer.")
         if not 0 <= number < len(lengths):
             raise _Missed(f"With {len(lengths)} waiting it returned {int(number)}; they are numbered from 0 to "
                           f"{len(lengths) - 1}.")
@@ -126,9 +126,10 @@ EXERCISE = FunctionExercise(
             _traces("the load is low, and most requests find an empty queue", lambda rng, *given: (*given[:3], 1.02),
                     n=60, load=5),
             _traces("all prompts are equally long", _equal_prompts),
-            _traces("all requests arrive at once", lambda rng, arrivals, *rest: (np.zeros(len(arrivals)), *rest)),
+            _traces("all requests arrive at the same time",
+                    lambda rng, arrivals, *rest: (np.zeros(len(arrivals)), *rest)),
             _traces("every twelfth prompt is long, and requests arrive evenly", _regular),
-            _traces("requests arrive in groups, at the same millisecond", lambda rng, arrivals, *rest: (
+            _traces("requests arrive in groups, in the same millisecond", lambda rng, arrivals, *rest: (
                 arrivals[np.arange(len(arrivals)) // 4 * 4], *rest))),
     wrong={
         "first come, first served": Edit("np.argmin(0.01 * prompts - waited)", "0"),

@@ -86,7 +86,7 @@ def _scans(report) -> str | None:
                 f"ends before the first number of the next.")
     if loads > 3 * elements + 200:
         return (f"It makes {loads:,} loads from global memory for {elements:,} weights. Load each weight once, and get "
-                f"the sums of the lanes before by shuffles.")
+                f"the sums of earlier lanes by shuffles.")
     return None
 
 
@@ -119,8 +119,8 @@ EXERCISE = KernelExercise(
             _draws("the random number is the first of a token's interval",
                    lambda rng, R, V: _draw_inputs(rng, R, V)[0], _first_of_a_token),
             _draws("all weights are 1", lambda rng, R, V: np.ones((R, V))),
-            _draws("only the last token weighs something", only(-1)),
-            _draws("only the first token weighs something", only(0)),
+            _draws("only the last token's weight is above 0", only(-1)),
+            _draws("only the first token's weight is above 0", only(0)),
             _draws("weights are close to 2**31, and their sum is far above it",
                    lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V)))),
     wrong={

@@ -163,7 +163,7 @@ EXERCISE = KernelExercise(
     launch=lambda R, V: (R, 32),
     observe_sizes=({"R": 2, "V": 200},),
     demand=_passes,
-    domain=(_masses("all of the mass has to be reached", random_weights, _whole),
+    domain=(_masses("the whole mass has to be reached", random_weights, _whole),
             _masses("the most likely token is enough", _one_likely),
             _masses("the mass of a few tokens is reached exactly", random_weights, _reached_exactly),
             _masses("the mass of a few tokens is missed by one",
@@ -174,7 +174,7 @@ EXERCISE = KernelExercise(
             _masses("weights are close to 2**31, and the mass of a few is missed by one",
                     _heavy, lambda rng, weights: _reached_exactly(rng, weights) + 1),
             _masses("only one weight is more than 0", only(-1)),
-            _masses("the largest weights stand behind the first 32",
+            _masses("the largest weights come after the first 32",
                     lambda rng, R, V: np.where(np.arange(V) < 32, 3, 10_000) + rng.integers(0, 3, (R, V)))),
     wrong={
         "tokens whose weight equals the threshold are left out": Edit(">= trial", "> trial"),

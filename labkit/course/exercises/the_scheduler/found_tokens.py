@@ -102,14 +102,14 @@ EXERCISE = FunctionExercise(
     random_size=lambda rng: {"n": int(rng.integers(8, 24)), "S": int(rng.integers(8, 30)), "page": 4},
     domain=(_prompts("the same prompt comes twice, and its last page is full", [*A, *B], [*A, *B]),
             _prompts("a page has the same tokens as a cached one, after a different beginning", [*A, *B], [*C, *B, 0]),
-            _prompts("a page is not cached, and the one behind it has the tokens of one that is", [*A, *B, *C],
+            _prompts("a page is not cached, and the next one has the same tokens as a cached page", [*A, *B, *C],
                      [*A, *C, *C, 0]),
             _prompts("a prompt is a prefix of an earlier one", [*A, *B, *C], [*A, *B, 9], [*A, *B]),
             _prompts("all tokens are equal", [3] * 13, [3] * 9, [3] * 17),
-            Reach("what stands behind a prompt in its row is how a later prompt goes on", _cut_off,
+            Reach("the rest of a prompt's row equals the continuation of a later prompt", _cut_off,
                   {"n": 4, "S": 12, "page": 4}),
             _prompts("no prompt fills a page", [1, 2, 3], [1, 2, 3], [1]),
-            _prompts("a page is one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
+            _prompts("a page holds one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
     wrong={
         "the digest is of the page alone: the same tokens after a different beginning are found":
             Edit("digest = hash((digest, *row[place : place + page]))", "digest = hash((*row[place : place + page],))"),
