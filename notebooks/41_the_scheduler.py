@@ -6,19 +6,19 @@
 # You will learn
 #
 # - how a scheduler decides which sequences are in a step, line by line, and what such a step is as data
-# - what happens when the pages run out, and how sequences that begin alike share them
+# - what happens when the pages run out, and how sequences with the same beginning share them
 # - how such bookkeeping is tested: random cases, and rules that must always hold
 #
 # ## The problem
 #
 # The last lessons built a Llama, pages for its keys and values, and attention over pages. Now requests arrive, at any
-# time and of any length, and each should have its tokens soon. A step of the model reads all weights, whether it
+# time and of any length, and each should get its tokens soon. A step of the model reads all weights, whether it
 # computes a token for one sequence or for a hundred, so a step should compute tokens of many requests. The *scheduler*
 # decides which sequences run in a step and how many tokens of each are computed, and it gives them pages.
 #
-# Here five requests arrive together, in an engine whose `RecordingScheduler` keeps what it decides, and whose
-# `ModelRunner` runs the model on the device. Each is to write forty tokens, and there are 64 pages of 16 tokens. A step
-# computes at most 32 tokens, so two prompts wait for the second step.
+# Here five requests arrive together. The engine's `RecordingScheduler` records what it decides, and its `ModelRunner`
+# runs the model on the device. Each request writes forty tokens, and there are 64 pages of 16 tokens. A step computes
+# at most 32 tokens, so two prompts wait for the second step.
 
 # %%
 from labkit import agree, show_source, table
@@ -46,12 +46,12 @@ print(questions[0], "->", repr(output.outputs[0].text))
 pictures.requests_over_steps(plenty.engine.scheduler.history, pages=64, title="With 64 pages all five run to the end")
 
 # %% [markdown]
-# From the third step on each of the five gets one token in every step, and the pages that they hold grow with them.
+# From the third step on, each of the five gets one token in every step, and they hold more and more pages.
 #
 # ## A step, line by line
 #
-# Sequences are in the middle of their outputs, and a request with a long prompt arrives. Should the prompt be computed
-# first, or wait until there is less to do? This is the whole decision:
+# Some sequences are in the middle of their outputs when a request with a long prompt arrives. Should the prompt be
+# computed first, or wait until there is less to do? This is the whole decision:
 
 # %%
 from labkit.engine.scheduler import Scheduler
@@ -62,13 +62,14 @@ show_source(Scheduler.schedule)
 show_source(Scheduler._admit)
 
 # %% [markdown]
-# Neither. A step has a *token budget*. Running sequences are served first, oldest first, and each has
-# `sequence.length - sequence.computed` tokens that are not computed yet: one if it decodes, more if it is in the middle
-# of its prompt. The rest of the budget goes to waiting requests. A prompt that does not fit is cut into *chunks*.
+# Neither. A step has a *token budget*. Running sequences are served first, from the oldest to the youngest. Each has
+# `sequence.length - sequence.computed` tokens that are not computed yet: one if it is decoding, more if it is in the
+# middle of its prompt. The rest of the budget goes to waiting requests. A prompt that does not fit is cut into
+# *chunks*.
 #
-# Let us follow one step, with a `Request` for each prompt. The budget is 8 tokens, and a page has room for 4. Requests
-# a and b, with prompts of 3 and 10 tokens, were there in the first step: a got its 3 tokens and b the remaining 5. Then
-# c arrives, with a prompt of 10. How many tokens does each of the three get in the second step?
+# Let us follow one step, with one `Request` per prompt. The budget is 8 tokens, and a page has room for 4. Requests a
+# and b, with prompts of 3 and 10 tokens, were there in the first step: a got its 3 tokens and b the remaining 5. Then c
+# arrives, with a prompt of 10. How many tokens does each of the three get in the second step?
 
 # %%
 from labkit.engine.block_manager import BlockManager
@@ -98,20 +99,20 @@ table(trace, ["sequence", "tokens not computed", "budget before", "tokens in the
 # %% [markdown]
 # Line by line:
 #
-# 1. `budget` is 8. The loop over `self.running` begins with a, the oldest. Its first output token was sampled in step 1
+# 1. `budget` is 8. The loop over `self.running` starts with a, the oldest. Its first output token was sampled in step 1
 #    and is not computed yet, so `length` is `min(1, 8)`. `_make_pages` finds that a's page still has room, `_run` puts
 #    a chunk of one token into the step, and `budget` becomes 7.
-# 2. b has 5 tokens of its prompt left: `length` is `min(5, 7)`, and `budget` becomes 2. The 10 tokens of b need three
-#    pages, and it holds two. `_make_pages` sees to it that there is one more.
-# 3. The loop ends, and `_admit` gets the 2 tokens that are left. c is the next waiting request. `required` counts the
-#    pages for *all* of its 10 tokens, 3, and one for each running sequence, 2; 8 are free. So c leaves the queue and
-#    gets a *seat*, and `length` is `min(10, 2)`: the first two tokens of its prompt.
-# 4. `budget` is 0, and `_admit` returns. Anybody else has to wait for the next step.
+# 2. b has 5 tokens of its prompt left: `length` is `min(5, 7)`, and `budget` becomes 2. Its 10 tokens need three pages,
+#    and it holds two. `_make_pages` makes sure that one more is free.
+# 3. The loop ends, and `_admit` gets the 2 tokens that are left. c is the next waiting request. `required` is the pages
+#    for *all* of its 10 tokens, 3, plus one per running sequence, 2; 8 are free. So c leaves the queue and gets a
+#    *seat*, and `length` is `min(10, 2)`: the first two tokens of its prompt.
+# 4. `budget` is 0, and `_admit` returns. Any other request has to wait for the next step.
 #
 # ## Why chunks
 #
-# Here is some traffic with a budget that cuts no prompt, and with a small one, scheduled without a model. A prompt of
-# 120 tokens arrives in step 8. What do the readers of the other texts notice?
+# Here the same requests are scheduled twice, without a model: once with a budget that cuts no prompt, and once with a
+# small one. A prompt of 120 tokens arrives in step 8. What do the readers of the other texts notice?
 
 # %%
 from labkit.measure.simulation import Work, simulate
@@ -128,8 +129,8 @@ pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_b
 # ## One step as data
 #
 # What does the model get? A few arrays: the ids of the tokens, the position of each in its sequence, the *slot* in the
-# cache for its keys and values. A `BatchBuilder` writes them. This is the step that we have just followed. One of the
-# ids is negative. Which sequence's token has a negative id, and why?
+# cache for its keys and values, and a few more. A `BatchBuilder` fills them. This is the step that we have just
+# followed. One of the ids is negative. Which sequence's token has a negative id, and why?
 
 # %%
 from labkit.engine.batch import BatchBuilder
@@ -142,14 +143,14 @@ table([(name, " ".join(f"{value:3}" for value in getattr(batch, name).ravel())) 
       ["array", "elements"], f"{batch.buffer.nbytes} bytes, in one copy")
 
 # %% [markdown]
-# The first three arrays have an element for each token, the next five for each sequence: its first row, its number of
-# rows, how many tokens its attention covers, the row whose logits are needed, and its seat, which it keeps as long as
-# it runs. (c samples nothing yet: it gets 4, which is no seat.) All arrays are in one buffer, because every copy to the
-# device has a fixed cost, whatever its size.
+# The first three arrays have one element per token, the next five one per sequence: its first row, its number of rows,
+# how many tokens its attention covers, the row whose logits are needed, and its seat, which it keeps as long as it
+# runs. (c samples nothing yet, so its entry is 4; the seats are 0 to 3.) All arrays are in one buffer, because every
+# copy to the device has a fixed cost, whatever its size.
 #
-# The −1 is a's. The scheduler plans this step without waiting for the one before, so the host has not seen the token
-# that a sampled. It is on the device, stored under a's seat 0, and encoded as −1 − seat. A small kernel, launched
-# before all others, replaces such ids with the tokens:
+# The −1 is a's. The scheduler plans this step without waiting for the previous one, so the host has not seen the token
+# that a sampled. The token is on the device, stored under a's seat, 0, and the id −1 − seat stands for it. A small
+# kernel, launched before all others, replaces such ids with the tokens:
 
 # %%
 from labkit.kernels.ops.paged_prefill import PAGED_PREFILL
@@ -158,9 +159,9 @@ from labkit.kernels.steps import fill_ids_kernel
 show_source(fill_ids_kernel)
 
 # %% [markdown]
-# Then the layers run. Only attention sees that the rows belong to different sequences: it gets `begins`, `lengths`,
-# `contexts` and the page table. Here it is compared with NumPy for four sequences with 20, 14, 7 and 1 rows in one
-# launch, each with 17 tokens from earlier steps.
+# Then the layers run. Only attention distinguishes between the rows of different sequences: it gets `begins`,
+# `lengths`, `contexts` and the page table. Here it is compared with NumPy for four sequences with 20, 14, 7 and 1 rows
+# in one launch, each with 17 tokens from earlier steps.
 
 # %%
 agree(PAGED_PREFILL, ["paged_prefill_naive"],
@@ -169,13 +170,13 @@ agree(PAGED_PREFILL, ["paged_prefill_naive"],
 # %% [markdown]
 # ## When the pages run out
 #
-# How many pages a request will need is not known when it arrives, since its output may end at any token. Reserving
+# Nobody knows how many pages a request will need when it arrives, since its output may end at any token. Reserving
 # pages for the longest possible output would leave much of the memory empty. So this scheduler admits a request when
-# there are pages for its prompt, and a spare one for each running sequence. That can go wrong.
+# there are enough pages for its prompt and one spare page per running sequence. That can go wrong.
 #
-# Now the same five requests have 10 pages. When all of them have finished, they would hold about
-# twice{{ if near(5 * -(-(10 + 40) // 16) / 10, 2) }} as many. Which sequence gives way when one needs a page and none
-# is free?
+# Now the same five requests have 10 pages. With room for all of them, they would hold about
+# twice{{ if near(5 * -(-(10 + 40) // 16) / 10, 2) }} as many at the end. Which sequence gives way when one needs a page
+# and none is free?
 
 # %%
 small = engine(pages=10)
@@ -187,15 +188,16 @@ pictures.requests_over_steps(small.engine.scheduler.history, pages=10, title="Wi
 
 # %% [markdown]
 # The *youngest*. It returns all of its pages and waits. When there are enough pages again, its prompt and the output so
-# far are computed again, as if together they were a prompt. This is *preemption* by recomputation. A few large chunks
-# need far fewer steps than these tokens took the first time, and pages that were not given to others in the meantime
-# are used again. In the source it is the call of `_make_pages`:
+# far are computed again, as if they were one prompt. This is *preemption* by recomputation. A few large chunks need far
+# fewer steps than these tokens took the first time, and pages that nobody else has taken in the meantime are found
+# again. In the source this is `_make_pages`:
 
 # %%
 show_source(Scheduler._make_pages)
 
 # %% [markdown]
-# The oldest request is never preempted. It finishes, the next one becomes the oldest, and so no request waits forever.
+# The oldest request is never preempted. It finishes, the next one becomes the oldest, and so on: no request waits
+# forever.
 #
 # Which of the five texts differ from what each request writes when it is served alone?
 
@@ -209,26 +211,26 @@ for question, one, other in zip(questions, together, alone, strict=True):
 table(rows, ["question", "text"])
 
 # %% [markdown]
-# None. The engine has to give the model the same tokens at the same positions as for each request alone. Whether the
+# None. The engine gives the model the same tokens at the same positions as when each request runs alone. Whether the
 # logits then have the same bits depends on the order in which the kernels add. On the CPU device that order never
 # depends on what else is in a step. On a GPU the linear layers use a different kernel when a step has more than a few
-# rows, and a prompt has a different attention kernel than a single token. There the last bits of a logit may differ,
-# and where two tokens are almost equally likely, the text may go on with the other one.
+# rows, and attention has different kernels for prompts and for single tokens. There the last bits of a logit may
+# differ, and where two tokens are almost equally likely, the text may continue with the other one.
 #
 # ## A prompt that was computed before
 #
 # Many requests begin with the same instructions, or with the same conversation so far, and their first pages would hold
-# the same keys and values. To find such pages, each full page gets a *digest*, a hash of its tokens and of the digest
-# of the page before it:
+# the same keys and values. To find such pages, each full page gets a *digest*, a hash of its tokens and of the previous
+# page's digest:
 
 # %%
 show_source(BlockManager._digest)
 
 # %% [markdown]
 # The digests are chained because the keys and values of a token depend on all tokens before it. A page with the same
-# sixteen tokens after a different beginning holds different keys, and must not be found.
+# sixteen tokens after a different beginning holds different keys and values, and must not be found.
 #
-# In the next cell the second request repeats the first, the third ends differently, and the fourth differs in its first
+# In the next cell the second request repeats the first, the third ends differently, and the fourth begins with another
 # word. Predict how many tokens of each prompt are found in this *prefix cache*.
 
 # %%
@@ -243,15 +245,17 @@ for text in asked:
 table(rows, ["prompt", "tokens", "found"])
 
 # %% [markdown]
-# Only full pages are found. Where a prompt ends with a full page, even that page is computed again: the next token is
+# Only full pages are found. If a prompt ends with a full page, even that page is computed again: the next token is
 # sampled from the logits of the last token, and logits are not kept. Free pages keep their contents until they are
-# needed for something else; the one that was released longest ago is reused first.
+# needed for something else. Pages that no prompt could find are reused first, then the one that was released longest
+# ago.
 #
 # ## Several outputs of one prompt
 #
 # A *reference count* says how many sequences hold a page. A request with n = 3 has three outputs; their prompt is
-# computed once, and all three hold its pages. In this cell no model runs: each token is made up, `Sampled(7)`. With a
-# prompt of ten tokens and pages of four, how many pages do they hold in all, before and after each has written a token?
+# computed once, and all three hold its pages. In this cell no model runs: every token is made up, `Sampled(7)`. With a
+# prompt of ten tokens and pages of four, how many different pages do the three outputs hold, before and after each has
+# written a token?
 
 # %%
 from labkit.engine.outputs import Sampled
@@ -278,16 +282,16 @@ print("copied before the second step (from, to):", *step.copies)
 table(rows, ["", "output", "its pages (references)"])
 
 # %% [markdown]
-# Three, then five. Full pages are only read and stay shared. The last page of the prompt has places left, and each
+# Three, then five. Full pages are only read and stay shared. The last page of the prompt has free slots, and each
 # output has to write its own token into the first of them. So the page is copied for the first two that write (*copy on
 # write*). By then the third is the only holder of the original, and keeps it.
 #
 # ## Rules that must always hold
 #
-# A scheduler fails in combinations: a request is aborted in the very step that shares its prompt, while another one
-# is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
-# are the rules: each page's reference count is the number of its holders, a page that is being filled has one holder,
-# and every request ends.
+# Schedulers fail when events coincide: a request is aborted in the very step that shares its prompt, while another one
+# is preempted. Tests written by hand cover few such combinations. So we draw cases at random, and write down only the
+# rules: each page's reference count is the number of its holders, a page that is being filled has one holder, and every
+# request ends.
 
 # %%
 import random
@@ -323,8 +327,8 @@ def broken_rule(seed, block_manager=BlockManager):
 
 
 # %% [markdown]
-# Do the rules catch anything? Here the same cases also run with a mistake in the block manager: once no shared page is
-# copied, and once a page gets lost. In how many of 200 cases is each mistake found?
+# Do the rules catch anything? Here the same cases also run with one of two bugs in the block manager: it never copies a
+# shared page, or it loses pages. In how many of 200 cases is each bug found?
 
 # %%
 class NeverCopies(BlockManager):
@@ -346,16 +350,16 @@ table([(kind.__name__, rule or "all rules hold", count) for kind in (BlockManage
 # %% [markdown]
 # Both are found in many cases, each by a different rule. Neither raises an error: a text would be wrong, or the memory
 # would slowly fill. The course's tests go further. The library *hypothesis* chooses what happens in each step, and
-# reduces a failing case to a small one. And instead of the Llama there is a model whose "keys and values" are hashes of
-# all tokens so far, so that one wrong page, slot or copy changes everything after it, and each output must equal that
-# of the request alone.
+# shrinks a failing case to a small one. In these tests the model's "keys and values" are hashes of all tokens so far,
+# so that one wrong page, slot or copy changes everything after it, and each output must equal that of the request
+# alone.
 #
 # ## What I learned
 #
 # - A step is a few small arrays. Prompts, chunks of prompts and single tokens run in it together.
-# - Memory is not wasted if it is not promised early: pages are given when they are needed, and taken back if need be.
-# - A page may be shared if everything up to its end is the same, and written if it has one holder.
-# - A scheduler's mistakes are silent. Rules that must always hold find what no single test does.
+# - Reserving memory early wastes it: pages are given when they are needed, and taken back if need be.
+# - A page may be shared if all tokens up to its end are the same, and written to if it has one holder.
+# - A scheduler's bugs are silent. Rules that must always hold find what no single test does.
 #
 # ## Resources
 #
@@ -366,10 +370,10 @@ table([(kind.__name__, rule or "all rules hold", count) for kind in (BlockManage
 # ## Try it
 #
 # - Call `schedule()` of the traced scheduler a third time, before anything is received. What is in the step?
-# - Give the small engine two pages fewer, and then more, and look at the figure. How few pages can it work with?
+# - Give the small engine two pages fewer, and then two more, and look at the figure. How few pages can it work with?
 # - Write a scheduler that preempts the *oldest* sequence (override `_make_pages`), and a rule that it breaks.
 #
-# In the exercises for this lesson you write the scheduler's step, follow a preemption by hand, and write the search of
-# the prefix cache from a blank page.
+# In the exercises for this lesson you write the scheduler's step, follow a preemption by hand, and write the prefix
+# cache's lookup from a blank page.
 #
 # Next: **the engine**, which samples the tokens and turns them into text, with the host one step ahead.

@@ -5,15 +5,15 @@
 #
 # You will learn
 #
-# - what the engine does in a step, and why the host is always one step ahead of the device
+# - what the engine does in a step, and how the host stays one step ahead of the device
 # - how a token is sampled on the GPU without sorting the vocabulary
 # - why a seed gives the same text in any batch, and how text is shown while it is written
 #
 # ## The problem
 #
-# The scheduler of the last lesson decides which rows a step computes, and the model turns them into logits, one for
-# each token of the vocabulary. The *engine* turns them into text. It samples a token from each row of logits, shows the
-# text while it is being written, and prepares the next step before this one has ended. Ours uses the names of vLLM: a
+# The scheduler of the last lesson decides which rows a step computes, and the model turns them into logits, one per
+# token of the vocabulary. The *engine* turns these into text. It samples a token from each row of logits, shows the
+# text while it is being written, and prepares the next step before this one has ended. Our engine uses vLLM's names: a
 # simple script for vLLM runs here when its import line is changed.
 
 # %%
@@ -29,7 +29,7 @@ table([(output.prompt, output.outputs[0].text) for output in outputs], ["prompt"
 # ## The loop of a step
 #
 # `generate` adds its requests and then calls `engine.step()` until none is left. The heart of a step is this method of
-# the engine, `LLMEngine`:
+# `LLMEngine`:
 
 # %%
 from labkit.engine.llm_engine import LLMEngine
@@ -38,8 +38,8 @@ show_source(LLMEngine._advance, "step = self", "received = self._receive")
 
 # %% [markdown]
 # Read it from top to bottom. `schedule` returns the chunks of the next step (lesson 41). `launch` copies them to the
-# device and enqueues the kernels; it returns a *handle* without waiting. Only then is the step *before* received:
-# `_in_flight` holds its handle from the last call. So there is one step running while the next one is planned.
+# device and enqueues the kernels; it returns a *handle* without waiting. Only then is the *previous* step received:
+# `_in_flight` holds its handle from the last call. So one step is running while the next one is planned.
 #
 # Receiving is where tokens come back. `handle.tokens()` waits for the device, `scheduler.receive` appends the tokens to
 # their sequences, and a sequence that has ended gives back its seat and its pages:
@@ -48,10 +48,10 @@ show_source(LLMEngine._advance, "step = self", "received = self._receive")
 show_source(LLMEngine._receive, "alive = ", "self.scheduler.finish")
 
 # %% [markdown]
-# Let us watch. A runner between the engine and the real one notes what is launched and received in each call. The
-# answer is to stop at the first " en", which happens to be its fourth token: the scheduler cannot know that in advance.
-# The prompt is launched in call 0. How many calls does the engine make until it knows that the answer has ended, and
-# how many steps has it launched by then?
+# Let us watch. A wrapper around the runner records what is launched and received in each call. The answer should stop
+# at the first " en", which happens to be its fourth token: the scheduler cannot know that in advance. The prompt is
+# launched in call 0. How many calls does it take until the engine knows that the answer has ended, and how many steps
+# has it launched by then?
 
 
 # %%
@@ -89,9 +89,9 @@ table(rows, ["call", "step launched", "step received", "text so far"])
 
 # %% [markdown]
 # Five calls, and five steps for four tokens. Step n is received in call n + 1, after step n + 1 has been launched. In
-# the last call the engine learns that step 3 completed the stop string, and step 4 is already under way. Its
-# sample is *discarded*. That is the price of the overlap: one row of one step for each answer whose end could not be
-# foreseen. An answer that ends because of `max_tokens` costs nothing, since the scheduler can count.
+# the last call the engine learns that step 3 completed the stop string, but step 4 is already running. Its sample is
+# *discarded*. That is the price of the overlap: one row of one step per answer whose end could not be foreseen. An
+# answer that ends because of `max_tokens` costs nothing, since the scheduler can count.
 #
 # What does a step launch? The runner's method is short:
 
@@ -107,19 +107,19 @@ show_source(ModelRunner._forward)
 show_source(ModelRunner._sample, "sample(logits", "keep_tokens")
 
 # %% [markdown]
-# `fill_ids` is the small kernel of lesson 41 that puts in the tokens that only the device knows, `model.forward` is the
-# Llama of lesson 36 over the pages of lesson 40, `_adjust_logits` makes tokens less likely that are already in the text
-# (*penalties*), `sample` draws a token from each row, and `keep_tokens` stores it under the sequence's seat, where the
-# next step's `fill_ids` finds it. Nothing in this chain waits for the host, so step n + 1 can be launched before
-# anybody has seen the tokens of step n.
+# `fill_ids` is the small kernel of lesson 41 that fills in the tokens that only the device knows, `model.forward` is
+# the Llama of lesson 36 over the pages of lesson 40, `_adjust_logits` makes tokens that are already in the text less
+# likely (*penalties*), `sample` draws a token from each row, and `keep_tokens` stores it under the sequence's seat,
+# where the next step's `fill_ids` finds it. Nothing in this chain waits for the host, so step n + 1 can be launched
+# before the host has seen the tokens of step n.
 #
 # ## Sampling a token
 #
-# The logits are on the GPU: 128,256 in a row, in Llama 3. `top_k` keeps the k likeliest tokens, `top_p` as many as it
-# takes to reach the probability p, `min_p` those that are at least min_p times as likely as the first. Each of them
-# keeps a prefix of the sorted order, but sorting takes long. The prefix is described by its last member, a *threshold*,
-# and a sum over the row shows whether a threshold is too high. So the sort becomes a search. How many passes over a row
-# of 128,256 logits does the search need?
+# The logits are on the GPU: 128,256 per row, in Llama 3. `top_k` keeps the k likeliest tokens, `top_p` as many of the
+# likeliest as are needed to reach the probability p, `min_p` those that are at least min_p times as likely as the
+# likeliest. Each of them keeps a prefix of the sorted order, but sorting takes long. A prefix is described by its last
+# element, a *threshold*, and a sum over the row shows whether a threshold is too high. So the sort becomes a search.
+# How many passes over a row of 128,256 logits does the search need?
 
 # %%
 import numpy as np
@@ -139,8 +139,8 @@ print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens ar
       f"by sorting: {len(kept):,}")
 
 # %% [markdown]
-# One for each bit of the largest weight, about. The first kernel of the ladder does the same; `trial` is the threshold
-# that it tries, and `kept_total` a pass over the row:
+# About one per bit of the largest weight. The first kernel of the ladder does the same; `trial` is the threshold that
+# it tries, and `kept_total` is a pass over the row:
 
 # %%
 from labkit.kernels import sampling_rows
@@ -148,8 +148,8 @@ from labkit.kernels import sampling_rows
 show_source(sampling_rows.make_bisection, "while more", "by_count = False")
 
 # %% [markdown]
-# Then one more pass, `draw`, samples the token: laid end to end, the weights that are kept are intervals, and a random
-# number below their sum falls into one of them.
+# Then `draw` samples the token: laid end to end, the kept weights are intervals, and a random number below their sum
+# falls into one of them.
 #
 # The weights are *whole numbers* for a reason: a sum of whole numbers is the same in any order, so a GPU, the CPU
 # device and NumPy agree on the last token that is kept, and on the one that is sampled. The comparison allows no
@@ -161,10 +161,10 @@ from labkit.kernels.ops.sampling import SAMPLE
 agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 36}, {"R": 6, "V": 260}))
 
 # %% [markdown]
-# The second rung, `histogram`, decides nine bits in a pass: it counts the tokens in 512 bins, after which only one bin
-# has to be searched, and that fits into shared memory. The third, `split`, spreads a row over several blocks, because
-# with one row only one of 132 SMs has something to do. PyTorch sorts. How much faster does each rung sample one row,
-# and how much faster 256 of them?
+# The second rung, `histogram`, decides nine bits per pass: it counts and weighs the tokens in 512 bins, after which
+# only one bin has to be searched, and that fits into shared memory. The third, `split`, spreads a row over several
+# blocks, because otherwise a single row keeps only one of 132 SMs busy. PyTorch sorts. How much faster does each rung
+# sample one row, and how much faster 256 of them?
 
 # %%
 ladders = {rows: measure.recorded_ladder("sample_top_p", {"R": rows, "V": 128_256}, gpu="NVIDIA H200")
@@ -176,7 +176,7 @@ table([(row.name.removeprefix("sample_"), *(1000 * ladder.rows[i].ms for ladder 
 # %% [markdown]
 # For one row the histogram is {{ us('sample_bisection', 1) / us(histogram, 1):.0f }} times as fast as 64 passes (a
 # threshold has 64 bits here), and splitting the row another {{ us(histogram, 1) / us(split, 1):.0f }} times. With 256
-# rows every SM has a row anyway, and the same step brings only {{ us(histogram, 256) / us(split, 256):.1f }} times.
+# rows every SM has a row anyway, and splitting brings only a factor of {{ us(histogram, 256) / us(split, 256):.1f }}.
 # PyTorch's sort takes {{ us(sort, 1) / us(split, 1):.0f }} times as long for one row, and
 # {{ us(sort, 256) / us(split, 256):.0f }} times for 256.
 #
@@ -184,10 +184,10 @@ table([(row.name.removeprefix("sample_"), *(1000 * ladder.rows[i].ms for ladder 
 #
 # And the random numbers? From a generator whose state all requests share, a request would get different ones as soon as
 # another joins its batch. *Philox* has no state. It scrambles a counter with a key in ten rounds. The engine uses the
-# token's position as the counter and the request's seed as the key, so a sample depends on the seed, the position and
-# the logits, and on nothing else.
+# token's position as the counter and the request's seed as the key, so a sample depends only on the seed, the position
+# and the logits.
 #
-# Below, one request runs alone, then with others, and then with so little memory that it is preempted, as the youngest.
+# Below, one request runs alone, then with others, and then with so little memory that it, the youngest, is preempted.
 # Will the request write the same text three times?
 
 # %%
@@ -209,14 +209,14 @@ table(rows, ["", "preemptions", "text of the last request"])
 
 # %% [markdown]
 # The same. On the CPU device its logits have the same bits each time. On a GPU their last bits may differ, as lesson 41
-# said, and a random number close to the border of two intervals may then fall into the other one.
+# said, and a random number close to the boundary between two intervals may then fall into the other one.
 #
 # ## Text as it comes
 #
-# Text should be shown while it is written. That has two catches. A token stands for a few *bytes*, and a character of
-# several bytes may be spread over several tokens. And a stop string may begin in one token and end in another, so
-# nothing may be shown that could still become a part of it. A `Detokenizer` sees to both. With the stop string `STOP`,
-# for which of these tokens is nothing new shown?
+# Text should be shown while it is written. There are two catches. A token stands for a few *bytes*, and a character of
+# several bytes may be spread over several tokens. And a stop string may begin in one token and end in another, so text
+# that could still become part of it must be held back. A `Detokenizer` handles both. With the stop string `STOP`, for
+# which of these tokens is nothing new shown?
 
 # %%
 from labkit.engine.detokenizer import Detokenizer
@@ -235,18 +235,18 @@ table(rows, ["token", "its text", "new text shown"])
 
 # %% [markdown]
 # For the first one, and for those that end within a character. The last three characters are always held back, one
-# fewer than the stop string has. A character of several bytes only joins them when its last byte has come.
+# fewer than the stop string has. A character of several bytes is only added when its last byte has come.
 #
 # ## The host
 #
-# A step has two halves: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
-# device from waiting.
+# A step has two halves: the host chooses the sequences and fills the buffer, and the device computes. Two techniques
+# keep the device from waiting.
 #
 # *Graphs.* Launches that are captured once and replayed as a CUDA graph cost the host little (lesson 13). If each
-# sequence of a step has one token, its launches depend only on the number of sequences. So that number is rounded up to
-# a *bucket*, and each bucket has its graph. The page table, the ids and the parameters are read from the buffer, whose
-# address stays the same. Steps with parts of prompts can have thousands of shapes. They are padded with empty rows and
-# sequences to one of a few shapes, and each of these is captured when it comes for the second time.
+# sequence of a step has one token, its launches depend on little more than the number of sequences. So that number is
+# rounded up to a *bucket*, and each bucket has its graph. The page table, the ids and the parameters are read from the
+# buffer, whose address stays the same. Steps with parts of prompts can have thousands of shapes. They are padded with
+# empty rows and sequences to one of a few shapes, and each of these is captured when it occurs for the second time.
 #
 # *One step ahead*, as above. The next cell measures on this machine, without a model, what a step of 256 sequences
 # costs the host, and draws it next to a device that needs 2.5 ms{{ example }} for a step. Will the host or the device
@@ -278,15 +278,16 @@ print(f"{host_us:,.0f} us a step for {len(step.samples)} sequences")
 pictures.host_and_device(host_us, 2_500.0)
 
 # %% [markdown]
-# One after the other, each step takes the sum of both. Overlapped, it takes the longer of the two: as long as the host
-# plans a step in less time than the device computes one, the host costs nothing.
+# One after the other, each step takes the sum of both. Overlapped, it takes the longer of the two: if the host plans a
+# step in less time than the device computes one, the host costs nothing.
 #
 # ## What I learned
 #
-# - A step is: schedule, launch, receive the one before. The order of these three lines is what hides the host.
+# - A step is: schedule, launch, receive the previous step. The order of these three lines is what hides the host's
+#   work.
 # - A prefix of the sorted order needs no sort. A threshold describes it, and sums over the row find the threshold.
-# - State that depends on the batch makes outputs irreproducible. A counter instead of a generator, and whole numbers
-#   instead of floats, remove it.
+# - State that depends on the batch makes outputs irreproducible. Counters instead of a generator's state, and integers
+#   instead of floats, make them reproducible.
 #
 # ## Resources
 #

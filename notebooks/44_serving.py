@@ -6,21 +6,21 @@
 # You will learn
 #
 # - what happens between an HTTP request and the first token of its answer, seen from the client's side
-# - what a scheduler decides about waiting: the size of a step, and who is next
-# - why latency explodes before a server is full, and how to measure a server without deceiving yourself
+# - how a scheduler decides who waits: the size of a step, and which request is next
+# - why latency explodes before a server is full, and how to measure a server without fooling yourself
 #
 # ## The problem
 #
 # The engine of the last lessons is a Python object. To be useful to others it needs an address, and a protocol that
 # their programs already speak. For language models that is OpenAI's HTTP API: a client sends JSON, and the answer comes
-# as a whole or, token by token, as a stream of events. The server around the engine decides what is accepted, who
-# waits, and what happens when a client disappears.
+# as a whole or, token by token, as a stream of events. The server around the engine decides which requests are
+# accepted, which wait, and what happens when a client disappears.
 #
 # ## A call
 #
 # The next cell starts `labkit serve` in a separate process (that needs `pip install -e '.[serve]'`) and talks to it
-# over HTTP, as any client would. A client sends a list of messages, but the model reads tokens. Its chat template turns
-# the messages into one text with marks that say who speaks, and the tokenizer turns the text into ids.
+# over HTTP, as any client would. A client sends a list of messages, but the model reads tokens. The model's chat
+# template turns the messages into one text with marks that say who speaks, and the tokenizer turns the text into ids.
 
 # %%
 import contextlib
@@ -60,8 +60,8 @@ else:
 
 # %% [markdown]
 # With `"stream": true` the response stays open, and the answer comes in pieces. Each *server-sent event* is a line of
-# text that begins with `data:`. For an answer of twelve tokens, how many events will there be, and what is in the first
-# one and the last?
+# text that begins with `data:`. For an answer of twelve tokens, how many events will there be, and what do the first
+# and the last contain?
 
 # %%
 if http:
@@ -73,8 +73,8 @@ if http:
     print(*events[:3], "...", *events[-2:], f"{len(events)} events", sep="\n")
 
 # %% [markdown]
-# The first event names the speaker, and the last one is not JSON. Each event between them carries the text that is new.
-# An event is not a token: a character of several bytes waits until it is whole, text that might become a stop string is
+# The first event names the speaker, and the last one is not JSON. Each event between them carries the new text. An
+# event is not a token: a character of several bytes waits until it is whole, text that might become a stop string is
 # held back, and a client that reads slowly gets several tokens in one event. The server never waits for a reader.
 #
 # ## One thread owns the engine
@@ -88,12 +88,12 @@ from labkit.serve.engine_thread import EngineThread
 show_source(EngineThread._run, "while not", "self._step()")
 
 # %% [markdown]
-# An *event loop* in another thread handles HTTP. It never computes and never waits for a step: it puts requests into
-# the engine thread's inbox and gets outputs back. If a client goes away, that goes through the inbox, too. The engine
-# needs no locks.
+# An *event loop* in another thread handles HTTP. It computes nothing and never waits for a step: it puts requests into
+# the engine thread's inbox and gets outputs back. If a client disconnects, that goes through the inbox, too. So the
+# engine needs no locks.
 #
-# The requests below arrive at the same moment, three of them to be sampled with a seed. An engine in this process
-# serves the same requests one by one. Will the server's answers be the same as those of the engine alone?
+# The requests below arrive at the same moment, and three of them sample with a seed. An engine in this process serves
+# the same requests one by one. Will the server's answers be the same as those of the engine alone?
 
 # %%
 fields = [{"prompt": prompt, "temperature": temperature, "seed": 7, "max_tokens": 16} for prompt, temperature in (
@@ -110,13 +110,14 @@ if http:
 agree(SAMPLE, ["sample_split"], sizes=({"R": 4, "V": 40},))
 
 # %% [markdown]
-# On the CPU device they are; lesson 41 says why the last bits may differ on a GPU. The kernel that samples is compared
-# with NumPy, as always.
+# On the CPU device they are; lesson 41 says why the last bits may differ on a GPU. The sampling kernel is compared with
+# NumPy, as always.
 #
 # ## Refused, or gone
 #
-# Much of a server is about requests that cannot be served. A fourth client below goes away in the middle of its answer,
-# and its sequence holds pages. Which of the three refused requests should a client send again later?
+# Much of a server is about requests that cannot be served. Below are three, and a fourth client that disconnects in the
+# middle of its answer, while its sequence holds pages. Which of the three refused requests should a client send again
+# later?
 
 # %%
 wrong = [("a temperature below 0", {**question, "temperature": -1}), ("another model", {**question, "model": "gpt-9"}),
@@ -134,22 +135,22 @@ processes.close()  # the server lets running requests end, and stops
 
 # %% [markdown]
 # None of the three: waiting does not help, and that is what 400 and 404 mean. A 429 says that too many are waiting, a
-# 503 that the server is about to stop. Both name a time after which to try again. Why refuse a request that could just
-# as well wait? The section *Why latency explodes* has the answer. When the connection of the fourth closed, the server
+# 503 that the server is about to stop. Both say after how long to try again. Why refuse a request that could just as
+# well wait? The section *Why latency explodes* has the answer. When the fourth client's connection closed, the server
 # cancelled the request, and its pages were free before the next step. `/metrics`, which the cell reads, tells the
 # operator much more.
 #
 # ## What a step costs
 #
-# The rest of this lesson is about time, and a tiny model on a CPU says nothing about that. But the scheduler runs
-# without a model, as lesson 41 showed. A step of Llama 3.2 1B takes the time to read all weights once or, with many
-# rows, the time to compute if that is longer; and it reads keys and values. If we know how long each step takes, we
-# know when each token comes:
+# The rest of this lesson is about time, and a tiny model on a CPU tells us nothing about that. But the scheduler runs
+# without a model, as lesson 41 showed. A step of Llama 3.2 1B takes as long as reading all weights once or, with many
+# rows, as long as the arithmetic, if that is longer; then the keys and values are read. If we know how long each step
+# takes, we know when each token comes:
 #
 # $$t = \max(t_\text{weights},\; \text{rows} \cdot t_\text{row}) + \text{tokens in the cache} \cdot t_\text{cached}$$
 #
-# The three times on the right, a `StepCost`, are fitted to steps that were recorded on the H200. How far off is a model
-# with three numbers, for steps and for a whole run?
+# The three times on the right, a `StepCost`, are fitted to steps that were recorded on the H200. How far off is a cost
+# model with only three parameters, for single steps and for a whole run?
 
 # %%
 decode, prefill, runs = (measure.recorded_series(name, gpu="NVIDIA H200")
@@ -200,16 +201,16 @@ pictures.curves(budgets, {
 # %% [markdown]
 # With the smallest budget each step reads all weights for few rows, and prompts wait for their turn. Beyond a few
 # hundred tokens the time to first token does not fall any further, while the slowest gaps between tokens grow with the
-# budget: every reader waits while a long prompt is computed. The throughput stays, since the server can only write what
-# clients request. It says nothing about a server that is not saturated.
+# budget: every reader waits while a long prompt is computed. The throughput stays the same, since the server can only
+# write what clients request. Throughput says nothing about a server that is not saturated.
 #
 # ## Who is next?
 #
 # Our scheduler admits requests in the order of their arrival: FIFO. Below are 300 requests that at times arrive faster
 # than they can be served, and a `ChoosingScheduler`, which takes the policy as an argument. *Shortest first* admits the
-# request with the shortest prompt. In the third policy a request also moves ahead while it waits: a prompt that is a
-# thousand tokens shorter counts as much as twenty milliseconds of waiting. Which dots, short prompts or long ones, will
-# move up, and which down?
+# request with the shortest prompt. In the third policy a request also moves ahead while it waits: twenty milliseconds
+# of waiting count as much as a prompt that is a thousand tokens shorter. Which dots will move up, and which down, those
+# of short prompts or of long ones?
 
 # %%
 policies = {"FIFO": lambda prompts, waited: 0, "Shortest first": lambda prompts, waited: prompts.argmin(),
@@ -221,20 +222,21 @@ pictures.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt
                 for name, each in served.items()}, "Shortest first starves the long prompts; aging does not")
 
 # %% [markdown]
-# Letting short prompts pass lowers the mean a lot, in about the same total time. But a long one waits as long as
-# shorter ones keep coming. That is *starvation*. With *aging* every request comes first in the end, at the price of a
-# weight that somebody has to choose.
+# Letting short prompts go first lowers the mean wait a lot, in about the same total time. But a long prompt waits for
+# as long as shorter ones keep coming. That is *starvation*. With *aging* every request gets its turn in the end, at the
+# price of a weight that somebody has to choose.
 #
 # ## Why latency explodes
 #
-# First a law that needs next to no assumptions. Let λ be the rate at which requests arrive, W the mean time that one
-# stays, and L the mean number of those inside. Then L = λW. This is *Little's law*, which lesson 02 used for bytes in
-# flight. It holds for a whole server and for its queue alone, with every policy.
+# First a law that needs next to no assumptions. Let λ be the rate at which requests arrive, W the mean time that a
+# request stays, and L the mean number of requests inside. Then L = λW. This is *Little's law*, which lesson 02 used for
+# bytes in flight. It holds for a whole server and for its queue alone, with every policy.
 #
-# How long they stay depends on chance: arrivals come in clusters, and idle time is lost. In the simplest case, a single
-# server with exponentially distributed times between arrivals and service times with the mean S, the mean stay is $W =
-# S / (1 - \rho)$, where ρ is the load, the share of time that the server is busy. Say a request stays for 100
-# ms{{ example }} at a load of 50%{{ example }}. How long does the request stay at a load of 90%{{ example }}?
+# How long requests stay depends on chance: arrivals come in clusters, and idle time is lost. In the simplest case, a
+# single server with exponentially distributed times between arrivals, and service times that are exponential too, with
+# mean S, the mean stay is $W = S / (1 - \rho)$, where ρ is the load, the fraction of time that the server is busy. Say
+# a request stays for 100 ms{{ example }} on average at a load of 50%{{ example }}. How long does a request stay at a
+# load of 90%{{ example }}?
 
 # %%
 rng = np.random.default_rng(0)
@@ -248,12 +250,12 @@ table(rows, {"load": ".0%", "S / (1 - load)": ".1f", "400,000 requests": ".1f"},
 
 # %% [markdown]
 # At 50%{{ example }} W is {{ 1 / (1 - 0.5):.0f }} S and at 90%{{ example }} it is {{ 1 / (1 - 0.9):.0f }} S, so the 100
-# ms{{ example }} become {{ 100 * (1 - 0.5) / (1 - 0.9):.0f }}. The second column is the formula, the third chance
-# itself.
+# ms{{ example }} become {{ 100 * (1 - 0.5) / (1 - 0.9):.0f }}. The second column is the formula, and the third is a
+# simulation.
 #
-# An engine has many seats, and its steps get longer with the load. A load of 1 means that requests arrive as fast as
-# the engine handles them when all are there together. Does the engine's latency explode as well, and which of the three
-# curves shows it first?
+# An engine has many seats, and its steps get longer with the load. A load of 1 means that requests arrive at the rate
+# at which the engine would serve them if all were there from the start. Does the engine's latency explode as well, and
+# which of the three plots shows it first?
 
 # %%
 engine = partial(serve_trace, cost=cost, max_num_seqs=16, max_num_batched_tokens=512)
@@ -267,22 +269,22 @@ pictures.curves(loads, {
 
 # %% [markdown]
 # It does, and the time to first token shows it. Between two tokens little changes, since the seats limit what is in a
-# step. It is the queue that grows: for a long time not at all, and then, in the last fifth of the capacity, fast.
-# Beyond a load of 1 there is no mean any more.
+# step. It is the queue that grows: hardly at first, and then, in the last fifth of the capacity, fast. Beyond a load of
+# 1 there is no mean any more: the queue grows for as long as requests arrive.
 #
-# That is why a server refuses. Someone whose request has waited for a minute gives up and asks again, and the server
-# computes answers that no one reads. With a bound on the queue those inside are served in time, and the others learn
-# immediately that they should come back later.
+# That is why a server refuses requests. A user whose request has waited for a minute gives up and asks again, and the
+# server computes answers that nobody reads. With a bound on the queue, those inside are served in time, and the others
+# learn immediately that they should come back later.
 #
 # ## The load test
 #
 # How is a real server measured? In a *closed loop* each client sends its next request when its last one has been
-# answered. If the server gets slow, they send less: that shows the highest throughput, and hides the delays that users
-# would see. In an *open loop* requests arrive at a rate, whatever the server does: that shows latency. *Goodput* counts
-# only requests that met their limits. `labkit bench serve` does both.
+# answered. If the server slows down, the clients send fewer requests: that shows the highest throughput, and hides the
+# delays that users would see. In an *open loop* requests arrive at a given rate, no matter how fast the server answers:
+# that shows latency. *Goodput* counts only requests that met their latency limits. `labkit bench serve` does both.
 #
-# First the closed loop: the server with Llama 3.2 1B's shape and random weights on an H200, with a client for each of
-# {{ serve.seats }} seats. What share of the engine's throughput is left with JSON and HTTP around it?
+# First the closed loop: the server with Llama 3.2 1B's shape and random weights on an H200, with one client per seat,
+# {{ serve.seats }} of them. What fraction of the engine's throughput is left with JSON and HTTP around it?
 
 # %%
 recorded = measure.recorded_series("serve", gpu="NVIDIA H200")
@@ -293,12 +295,12 @@ table([("the engine alone", alone["tokens_per_second"], alone["steps"], 1e3 * al
       {"": "", "tokens/s": ",.0f", "steps": "", "ms a step": ".2f"})
 
 # %% [markdown]
-# {{ serve.share_of_alone:.0% }} in one process. The engine makes about as many steps for the same requests, but each of
-# them lasts a quarter longer{{ if near(step_longer, 1.25) }}: its thread and the event loop share one Python
+# {{ serve.share_of_alone:.0% }} in one process. The engine needs about as many steps for the same requests, but each of
+# them takes a quarter longer{{ if near(step_longer, 1.25) }}: its thread and the event loop share one Python
 # interpreter, and while one writes JSON for {{ serve.seats }} streams, the other cannot prepare the next step. With the
 # engine in its own process, {{ engine_share:.0% }} is left. vLLM does it that way, and so does `labkit serve` on a GPU.
 #
-# Now open loops. The rates are shares of what the closed loop had served. Each answer is a stream, and the server may
+# Now open loops. The rates are fractions of the closed loop's throughput. Each answer is a stream, and the server may
 # put several tokens into an event. How does the number of tokens in an event change with the rate?
 
 # %%
@@ -314,12 +316,12 @@ serve.load(recorded)
 # With more streams each reader gets larger pieces less often: {{ words(serve.runs[-1].tokens_per_piece) }} tokens in an
 # event on average at the highest rate. Benchmarks call the time from one event to the next *inter-token latency*, ITL,
 # as if an event were a token. Here it is not: the time between events grows to {{ serve.runs[-1].median_itl_ms:.0f }}
-# ms, and that of a token stays below 4 ms{{ if stays_below }}. Read what a benchmark counts.
+# ms, and the time per token stays below 4 ms{{ if stays_below }}. Check what a benchmark counts.
 #
-# And there is no explosion, even at {{ serve.runs[-1].share_of_capacity:.0% }} of what the closed loop had shown, for
-# two reasons. That loop was short, {{ serve.requests }} requests for {{ serve.seats }} seats, so that seats were empty
-# for much of the time and the capacity came out too low. And at each rate requests arrived for only
-# {{ arrivals_s:.0f }} s, so that {{ inside_at_once }} were inside at most: the load ended before a queue could grow.
+# And there is no explosion, even at {{ serve.runs[-1].share_of_capacity:.0% }} of the closed loop's rate, for two
+# reasons. That loop was short, {{ serve.requests }} requests for {{ serve.seats }} seats, so seats were empty for much
+# of the time and the capacity came out too low. And at each rate requests arrived for only {{ arrivals_s:.0f }} s, so
+# that at most {{ inside_at_once }} were inside: the load ended before a queue could grow.
 #
 # The p99 of the first token is about 100 ms{{ if near(serve.runs[0].p99_ttft_ms, 100) }} even at the lowest rate, where
 # no one waits for a seat. In each of these runs the load generator was itself held up at least once, for about 70
@@ -327,10 +329,10 @@ serve.load(recorded)
 #
 # ## Beyond the capacity
 #
-# So here is another load, longer and larger, on an H100. Its closed loop has five requests for each seat, and only the
-# part with all seats taken counts: that is the capacity, {{ beyond.capacity:.0f }} requests a second. Then requests
-# arrive for {{ beyond.arrivals_s:.0f }} s at half of it, just below it, and above it. The figure shows how long those
-# that arrive in each second wait for their first token. How does the wait change from second to second at
+# So here is a longer and larger load, on an H100. Its closed loop has five requests per seat, and only the part with
+# all seats taken counts: that is the capacity, {{ beyond.capacity:.0f }} requests a second. Then requests arrive for
+# {{ beyond.arrivals_s:.0f }} s at half of it, just below it, and above it. The figure shows, for each second, how long
+# the requests that arrive in it wait for their first token. How does the wait change from second to second at
 # {{ beyond.runs[3].share_of_capacity:.0% }} of the capacity?
 
 # %%
@@ -346,20 +348,21 @@ pictures.curves(seconds, {"time to first token, ms": {
     "Above the capacity the wait grows for as long as the load lasts", "second in which the request arrives")
 
 # %% [markdown]
-# For {{ words(full_after) }} seconds it looks like all the others: so long it takes until {{ beyond.seats }} seats are
-# full. From then on the queue grows by the requests that arrive too many, and each newcomer waits longer than the one
-# before, {{ last_ms:.0f }} ms in the last second. There is no end to it: a measurement that lasts longer finds a longer
-# wait. The median of the run, {{ beyond.runs[3].median_ttft_ms:.0f }} ms, looks harmless, because the first seconds
-# dominate it. The goodput does not: only {{ within:.0% }} of the requests met their limits, a first token within
+# For {{ words(full_after) }} seconds it looks like the others, because it takes that long until {{ beyond.seats }}
+# seats are full. From then on the excess requests join the queue, and the wait grows with every second, to
+# {{ last_ms:.0f }} ms in the last one. There is no end to it: the longer the measurement, the longer the wait that it
+# finds. The median of the run, {{ beyond.runs[3].median_ttft_ms:.0f }} ms, looks harmless, because the first seconds
+# dominate it. The goodput is honest: only {{ within:.0% }} of the requests met their limits, a first token within
 # {{ beyond.slo_ms.ttft:.0f }} ms and {{ beyond.slo_ms.tpot:.0f }} ms for each further one.
 #
-# Just below the capacity the wait is the same in every second. That is the difference between a load of
+# Just below the capacity the wait stays about the same from second to second. That is the difference between a load of
 # {{ beyond.runs[1].share_of_capacity:.0% }} and one of {{ beyond.runs[2].share_of_capacity:.0% }}, and the median of a
 # short run hides it.
 #
 # ## The window
 #
-# Start a server yourself with `labkit serve`, and open the address that it prints. This page shows the engine at work.
+# Start a server yourself with `labkit serve`, and open the address that it prints. The page there shows the engine at
+# work.
 
 # %%
 pictures.window()
@@ -367,22 +370,24 @@ pictures.window()
 # %% [markdown]
 # Things to try:
 #
-# - Ask something. Under *Seats* the prompt is computed in one step; then the sequence decodes, a token in each step,
-#   and takes a new page after every sixteenth (lesson 39).
-# - Run the demo. Pages in a bold frame are held by several sequences, whose prompts begin alike (lesson 41).
-# - Press *Pause*, then *Step once*, and say before each step which seats get a token, and who leaves (lesson 38).
+# - Ask something. Under *Seats* the prompt is computed in one step; then the sequence decodes, one token per step, and
+#   gets a new page after every sixteenth (lesson 39).
+# - Run the demo. Pages in a bold frame are held by several sequences, whose prompts have the same beginning (lesson
+#   41).
+# - Press *Pause*, then *Step once*, and say before each step which seats get a token, and which become free (lesson
+#   38).
 # - Close the tab in the middle of an answer and open it again: its pages are free.
 #
 # ## What I learned
 #
 # - Measure throughput on a server that is saturated, and latency on one that is not. A short load does not saturate it.
-# - A schedule does not make a step faster. It decides who waits for it.
+# - A schedule does not make a step faster. It decides which requests wait.
 # - Waiting is not proportional to the load. The last fifth of the capacity is the expensive one.
-# - A slow reader, a client that has gone, and one request too many are normal cases.
+# - A slow reader, a client that disconnects and one request too many are normal cases.
 #
-# This is the last lesson; an appendix on linear attention (lesson 45) follows. The first one was `c[i] = a[i] + b[i]`,
-# and behind the window it still is: threads that know their index, a guard at the end, memory that is read in whole
-# lines. The rest was done to keep them busy.
+# This is the last lesson about inference; an appendix (lessons 45 to 47) and lessons about training (48 to 51) follow.
+# The course began with `c[i] = a[i] + b[i]`, and behind the window it is still that: threads that know their index, a
+# guard at the end, memory that is read in whole lines. Everything else keeps them busy.
 #
 # ## Resources
 #

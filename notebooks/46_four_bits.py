@@ -7,13 +7,13 @@
 #
 # - why smaller weights make decoding faster, and what four bits can hold
 # - how codes, scales and zeros are packed, in files and for a kernel that unpacks them in registers
-# - what rounding costs in quality, and how GPTQ lets later weights correct the errors of earlier ones
+# - how much quality rounding costs, and how GPTQ lets later weights correct the errors of earlier ones
 #
 # ## The problem
 #
 # A decode step reads every weight of the model to produce one token per sequence (lesson 37). With few sequences it
-# takes as long as reading the weights, and no better kernel changes that; fewer bytes do. *Quantised weights* are small
-# integers, called codes, and many of them share one scale. Activations stay in bfloat16.
+# takes as long as reading the weights, and no better kernel changes that, only fewer bytes do. *Quantised weights* are
+# small integers, called codes, and many of them share one scale. Activations stay in bfloat16.
 #
 # The linear layers of Llama 3.2 1B, without the embedding, have 973 million weights. How long does an H200 take to read
 # them once in bfloat16, in 8 bits with a float32 scale per row, and in 4 bits with a 16-bit scale for every 128
@@ -33,20 +33,21 @@ table([(name, 8 * nbytes / weights, nbytes / 1e6, 1e6 * nbytes / bandwidth) for 
       {"": "", "bits a weight": ".3f", "MB": ",.0f", "us to read": ",.0f"})
 
 # %% [markdown]
-# Weights in 4 bits are read {{ 16 / 4.125:.2f }} times as fast as bfloat16, and not four times, because the scales add
-# an eighth of a bit to each weight.
+# Weights in 4 bits are read {{ 16 / 4.125:.2f }} times as fast as in bfloat16, not four times, because the scales add
+# an eighth of a bit per weight.
 #
 # ## What four bits hold
 #
 # A code is one of sixteen integers. Symmetric codes represent $-8$ to $7$ times the scale. They are stored with 8
-# added, as 0 to 15. If the scale is the largest absolute value divided by $7.5$, every weight is in range. Asymmetric
-# codes also store a zero for each scale, the code that represents 0, so that the sixteen values can span the smallest
-# to the largest weight.
+# added, as 0 to 15. If the scale is the largest absolute value divided by $7.5$, no weight is off by more than half a
+# step. Asymmetric codes also have a zero per scale, the code that represents 0, so that the sixteen values can span the
+# range from the smallest to the largest weight.
 #
-# The step between two neighbouring values is the scale, so one large weight coarsens the steps of all weights that
-# share its scale. These are its *group*: neighbours in the same row. A `Scheme` names a format, the size of its groups,
-# and whether they have zeros. Take one layer of tiny-llama. Is the error with groups of 32 a little smaller than with
-# one scale for a whole row of 256, half of it, or an eighth? And how does it compare with 8 bits?
+# The step between two neighbouring values is the scale, so one large weight makes the steps coarser for all weights
+# that share its scale. These are its *group*: neighbours in the same row. A `Scheme` says which format is used, how
+# large its groups are, and whether they have zeros. Take one layer of tiny-llama. Is the error with groups of 32 only a
+# little smaller than with one scale for a whole row of 256, half as large, or an eighth? And how does it compare with 8
+# bits?
 
 # %%
 import numpy as np
@@ -79,8 +80,8 @@ table(found, {"": "", "bits a weight": ".3f", "error": ".2%"})
 # %% [markdown]
 # Only a little smaller: few rows of this layer have a weight far larger than the others. Zeros help more, for fewer
 # bits: groups of 64 with zeros have a smaller error than groups of 32 without. INT8 has {{ 2**8 / 2**4:.0f }} times as
-# many codes as INT4, and its error is about a sixteenth. FP8 in the E4M3 form has 8 bits too, but spends four of them
-# on an exponent. That range is wasted on these weights, and with three bits of fraction the error is several times
+# many codes as INT4, and its error is about a sixteenth. FP8 in the E4M3 format has 8 bits too, but spends four of them
+# on the exponent. That range is wasted on these weights, and with three bits of fraction the error is several times
 # INT8's.
 #
 # ## Packed in files
@@ -95,8 +96,8 @@ table(found, {"": "", "bits a weight": ".3f", "error": ".2%"})
 # `labkit.models.packed` reads all three, and `labkit quantize` writes the last. No published checkpoint was loaded for
 # this lesson: the reader is tested with files that the tests pack themselves, bit by bit, as each format is documented.
 #
-# Suppose that a reader takes a word of AWQ's for one in plain order. How many of its eight codes end up in the right
-# column? Below, each code is the number of its column.
+# Suppose that a program reads one of AWQ's words in plain order. Below, each code is the index of its column. How many
+# of the eight codes in such a word end up in the right column?
 
 # %%
 from labkit.models.packed import AWQ_ORDER, IN_ORDER, nibbles
@@ -106,15 +107,15 @@ table([("from the lowest bits up", *nibbles(word, IN_ORDER)[0]), ("as columns", 
       ["", *(f"code {i}" for i in range(8))])
 
 # %% [markdown]
-# Two, the first and the last. Nothing reports an error: such a model loads, and writes nonsense. The next section shows
+# Two, the first and the last. Nothing reports an error: the model loads, and writes nonsense. The next section shows
 # the reason for AWQ's order.
 #
 # ## Unpacked in registers
 #
 # A kernel could write the weights to memory in bfloat16 before it multiplies them, but then it would move more bytes
-# than before: the codes, and 16 bits per weight twice. So codes have to become numbers in registers, between the load
-# and the product. In the simplest kernel each thread computes one output. For each code it finds the word, shifts,
-# masks, subtracts the zero and multiplies. Each group's sum is scaled once.
+# than before: the codes, and 16 bits per weight twice. So codes have to be converted in registers, between the load and
+# the product. In the simplest kernel each thread computes one output. For each code it loads the word, shifts, masks,
+# subtracts the zero and multiplies. Each group's sum is scaled once.
 
 # %%
 from labkit import show_source
@@ -124,8 +125,8 @@ show_source(make_thread(INT4, 128, None, False))
 
 # %% [markdown]
 # The 32 threads of a warp load words that are far apart, and each word is loaded once for every code in it. The layout
-# on the GPU was made for the next two kernels. A tile of 16 rows by 64 columns is 512 bytes: one load of 16 bytes by
-# each lane of a warp, coalesced. Each lane receives the codes that it multiplies itself, in the order of mma.sync's
+# on the GPU was made for the next two kernels. A tile of 16 rows by 64 columns is 512 bytes: one coalesced load of 16
+# bytes per lane of a warp. Each lane receives exactly the codes that it multiplies, in the order of mma.sync's
 # fragments (lesson 08). In the second kernel a warp computes the 16 outputs of such a tile.
 
 # %%
@@ -133,8 +134,8 @@ show_source(make_warp(INT4, 128, None, False))
 
 # %% [markdown]
 # The third kernel leaves the products to tensor cores, whose inputs are pairs of bfloat16. Shifting, masking and
-# converting every code would take three instructions each. There is a cheaper way, which needs no conversion. In
-# bfloat16, 0x4300 is 128, and the last bit of its fraction is worth 1. What number is `0x4300 | code`?
+# converting would take three instructions per code. There is a cheaper way, which needs no conversion. In bfloat16,
+# 0x4300 is 128, and the last bit of its fraction is worth 1. What number is `0x4300 | code`?
 
 # %%
 from labkit.kernels.dtypes import float32_of
@@ -146,11 +147,11 @@ table([(int(code), f"0x{bits:04X}", value, value - 136)
       {"code": "", "0x4300 | code": "", "as bfloat16": ".0f", "less 136": ".0f"})
 
 # %% [markdown]
-# It is 128 plus the code. A single instruction, `lop3`, masks a word with 0x000F000F and sets the bits of 0x4300 around
-# both codes that are left, and one fused multiply-add subtracts 136 from the pair. So two weights take two instructions
-# and a shift, and every value is exact. That is also the reason for AWQ's order: the mask selects columns 0 and 1.
+# It is 128 plus the code. A single instruction, `lop3`, masks a word with 0x000F000F and sets the bits of 0x4300 above
+# both codes that are left, and one fused multiply-add subtracts 136 from both. So two weights take two instructions and
+# a shift, and every value is exact. That is also the reason for AWQ's order: the mask selects columns 0 and 1, a pair.
 #
-# The scale is not part of this. Tensor cores add up codes times activations, and the sums of each group are scaled in
+# The scale is not applied here. Tensor cores add up codes times activations, and the sums of each group are scaled in
 # float32.
 #
 # The three rungs agree with NumPy, also with zeros, and for shapes that are not multiples of a tile:
@@ -169,25 +170,27 @@ agree(LINEAR_FP8_WEIGHTS)
 # ## The ladder
 #
 # Llama 3.2 1B's output layer has 128,256 rows of 2,048 weights: {{ 2 * 128256 * 2048 / 1e6:.0f }} MB in bfloat16, and
-# {{ codes_bytes / 1e6:.0f }} MB in 4 bits. These are far more than the {{ machine.l2_mb }} MB of an H200's L2 cache, so
-# every launch reads them from memory. The ladder was recorded for one row of x. Beside it are cuBLAS with the weights
-# in bfloat16, and tinygemm, PyTorch's own kernel for INT4. Can a kernel that decodes one code at a time be slower than
-# reading four times the bytes?
+# {{ codes_bytes / 1e6:.0f }} MB in 4 bits. Both are far more than the {{ machine.l2_mb }} MB of an H200's L2 cache, so
+# every launch reads them from memory. The ladder was recorded for one row of x. For comparison there are cuBLAS with
+# the weights in bfloat16, and tinygemm, PyTorch's own kernel for INT4. Can a kernel that decodes one code at a time be
+# slower than one that reads four times the bytes?
 
 # %%
 measure.recorded_ladder("linear_int4", {"M": 1, "N": 128256, "K": 2048}, gpu="NVIDIA H200")
 
 # %% [markdown]
 # It can: the first rung takes {{ head['thread'] / head['PyTorch (cuBLAS']:.1f }} times as long as cuBLAS. Coalesced
-# loads are worth a factor of {{ head['thread'] / head['warp']:.1f }}, and unpacking for tensor cores another
+# loads bring a factor of {{ head['thread'] / head['warp']:.1f }}, and unpacking for tensor cores another
 # {{ head['warp'] / head['tensor_cores']:.1f }}. In a CUDA graph the last rung takes {{ head['tensor_cores']:.0f }} us,
-# tinygemm {{ head['PyTorch (tinygemm']:.0f }} us and cuBLAS {{ head['PyTorch (cuBLAS']:.0f }} us. Out of a possible
-# factor of {{ 16 / 4.125:.2f }} over bfloat16, {{ head['PyTorch (cuBLAS'] / head['tensor_cores']:.1f }} is reached.
-# cuBLAS reads its bytes at nearly the rate of a copy{{ if cublas_near_copy }}; ours needs
-# {{ head['tensor_cores'] / bound:.2f }} times the {{ bound:.0f }} us that a copy would take for the codes and scales.
+# tinygemm {{ head['PyTorch (tinygemm']:.0f }} us and cuBLAS {{ head['PyTorch (cuBLAS']:.0f }} us. Of the possible
+# factor of {{ 16 / 4.125:.2f }} over bfloat16, the last rung reaches
+# {{ head['PyTorch (cuBLAS'] / head['tensor_cores']:.1f }}. cuBLAS reads its bytes at nearly the rate of a
+# copy{{ if cublas_near_copy }}; the last rung needs {{ head['tensor_cores'] / bound:.2f }} times the {{ bound:.0f }} us
+# that a copy would take for the codes and scales.
 #
-# With more rows of x the same weights serve more products. Is INT4 still ahead with 32 rows, and with 256? These times
-# are of single launches, with L2 emptied before each. They include a few microseconds that any launch takes.
+# With more rows of x the same weights are used in more products. The times below are of single launches, with L2
+# emptied before each, and include the few microseconds that any launch takes. Is INT4 still ahead with 32 rows, and
+# with 256?
 
 # %%
 shapes = [(1, 16384, 2048), (32, 16384, 2048), (256, 16384, 2048), (1, 2048, 8192), (32, 2048, 8192)]
@@ -205,27 +208,27 @@ table(found, {"rows of x, N, K": "", "cuBLAS, bfloat16": ".1f", "INT8": ".1f", "
 # %% [markdown]
 # With 32 rows INT4 is still ahead{{ if ahead_at_32 }}, and 8 bits are not{{ if eight_behind_at_32 }}. With 256 rows
 # bfloat16 wins by a factor of {{ us['INT4', 256] / us['cuBLAS', 256]:.1f }}. A block multiplies at most 32 rows of x,
-# so eight blocks decode the same weights, once each. cuBLAS has nothing to decode. Above 256 rows `quantized_linear`
-# therefore writes the weights in bfloat16 once, and multiplies these as in lesson 36. For speed alone it could do so
-# earlier. But the weights are then rounded to bfloat16, which changes the bits of an output, and up to 256 rows a
-# sequence should get the same bits in every batch.
+# so eight blocks decode the same weights. cuBLAS has nothing to decode. Above 256 rows `quantized_linear` therefore
+# writes the weights to memory in bfloat16 once, and multiplies these as in lesson 36. For speed alone it could do so
+# for fewer rows. But the weights are then rounded to bfloat16, which changes the bits of an output, and up to 256 rows
+# a sequence should get the same bits in every batch.
 #
 # A warning about 16,384 x 2,048: repeated in a CUDA graph, one row in 4 bits takes only {{ warm['picked']:.1f }} us,
-# against {{ warm['PyTorch (tinygemm']:.1f }} for tinygemm and {{ warm['PyTorch (cuBLAS']:.1f }} in bfloat16. But
+# against {{ warm['PyTorch (tinygemm']:.1f }} us for tinygemm and {{ warm['PyTorch (cuBLAS']:.1f }} us in bfloat16. But
 # {{ small_bytes / 1e6:.0f }} MB of codes and scales stay in L2 from one launch to the next{{ if codes_fit }}, and
 # {{ 2 * 16384 * 2048 / 1e6:.0f }} MB of bfloat16 do not fit{{ if bfloat16_does_not }}. In a model the other layers
 # evict them, so none of these times says how long the layer takes there.
 #
 # ## GPTQ
 #
-# Rounding to nearest minimises the error of each weight. But what matters is the error of the layer's outputs, for the
-# inputs that it actually gets. If two inputs usually rise and fall together, an error in the weight of one can be
+# Rounding to nearest minimises the error of each weight. But the error that matters is that of the layer's outputs, for
+# the inputs that it actually gets. If two inputs usually rise and fall together, an error in the weight of one can be
 # corrected by the opposite error in the weight of the other. *GPTQ* ([E. Frantar et al.,
 # 2022](https://arxiv.org/abs/2210.17323)) runs the model on some sample texts, for calibration, and computes
-# $H = X^T X$ from the inputs $X$ of each layer, its Hessian up to a factor. Then it rounds the weights column by
-# column. After each column it adjusts all columns that are not rounded yet; the inverse of $H$ says by how much. Below,
-# 256 inputs are mixed from only 40 random ones, plus noise. What does GPTQ do to the error of the outputs, and to that
-# of the weights?
+# $H = X^T X$ from the inputs $X$ of each layer: up to a factor, the Hessian of the outputs' squared error. Then it
+# rounds the weights column by column. After each column it adjusts all columns that are not rounded yet; the inverse of
+# $H$ says by how much. Below, 256 inputs are mixtures of only 40 random ones, plus noise. What does GPTQ do to the
+# error of the outputs, and to that of the weights?
 
 # %%
 from labkit.models.quantize import gptq, hessian_of
@@ -242,16 +245,16 @@ for name, quantized in (("rounded to nearest", round_to_nearest(weights, Scheme(
 table(found, {"4 bits, groups of 64": "", "error of the weights": ".2%", "of the outputs": ".2%"})
 
 # %% [markdown]
-# The outputs get better and the weights worse: a weight may leave its nearest code if that helps the sum. The codes
-# change and the format does not, so the kernels are the same.
+# The outputs get better and the weights worse: a weight may get another code than its nearest if that helps the sum.
+# Only the codes change, not the format, so the kernels are the same.
 #
 # ## What rounding costs
 #
 # What counts in the end is the quality of the model. tiny-llama was quantised in six ways; its embedding stays in
 # bfloat16. INT4 has groups of 64. The loss is the mean of $-\log p$ over the tokens of 60 texts from its training,
-# which it knows by heart, and of 60 that it never saw. GPTQ was calibrated on 40 other texts from its training. The
-# last column counts the questions that it answers with the same tokens as in bfloat16. Which column will show the
-# damage? And are zeros worth their bits?
+# which it knows by heart, and of 60 that it never saw. GPTQ was calibrated on 40 other training texts. The last column
+# counts the questions that the model answers with the same tokens as in bfloat16. Which column will show the damage?
+# And are zeros worth their bits?
 
 # %%
 from labkit._common.files import read_json
@@ -265,9 +268,9 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 
 # %% [markdown]
 # On the texts that it knows, 8 bits hardly change the loss{{ if eight_bits_keep }}. Four bits rounded to nearest add
-# {{ nearest:.0% }} to it, and with GPTQ only {{ calibrated:.0% }}. On unseen texts the model is no better than an even
-# guess among its 4,096 tokens{{ if no_better }}, in any format, so that column shows nothing. The answers hardly show
-# anything either: one of {{ prompts }} changes{{ if one_answer_changes }}, in one token{{ if one_token_changes }}.
+# {{ nearest:.0% }} to it, and with GPTQ only {{ calibrated:.0% }}. On unseen texts the model is no better than guessing
+# uniformly among its 4,096 tokens{{ if no_better }}, in any format, so that column shows nothing. The answers hardly
+# show anything either: one of {{ prompts }} changes{{ if one_answer_changes }}, in one token{{ if one_token_changes }}.
 # Zeros help as much as GPTQ does{{ if zeros_help }}, and both together hardly more than
 # either{{ if zeros_gain_little }}.
 #
@@ -278,12 +281,12 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 #
 # ## What I learned
 #
-# - With few rows, a linear layer costs the bytes of its weights. 4 bits with a scale for every 128 are
-#   {{ 4 + 16 / 128:.3f }} bits a weight.
-# - Codes have to become numbers in registers, and cheaply. An integer in the fraction of a float needs no conversion.
-# - Smaller groups and zeros reduce the error, and cost bits.
+# - With few rows, a linear layer takes as long as reading its weights. 4 bits with a scale for every 128 are
+#   {{ 4 + 16 / 128:.3f }} bits per weight.
+# - Codes have to be converted in registers, and cheaply. An integer in the fraction of a float needs no conversion.
+# - Smaller groups and zeros reduce the error, but cost bits.
 # - What fits into L2 looks faster in a benchmark than it is in a model.
-# - Quality is measured on a model's outputs, with texts that the model can predict.
+# - Measure quality on a model's outputs, with texts that the model can predict.
 #
 # ## Resources
 #
@@ -297,12 +300,12 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 #
 # - `labkit quantize tiny-llama --bits 4 --out tiny-llama-int4`, and
 #   `labkit generate "What is a hacker?" --model tiny-llama-int4`. Then quantise with `--group 32`, and with `--bits 8`.
-# - Make one weight of the layer ten times as large. Which of the formats suffer, and how many weights get worse?
+# - Make one weight of the layer ten times as large. Which formats suffer, and how many weights get worse?
 # - Give `gptq` independent inputs. What is left of its advantage?
 # - With a GPU: `labkit bench linear_int4`.
 #
-# In the exercises for this lesson you predict what four bits keep, unpack AWQ's words, find the scales of groups, and
-# multiply by codes that are unpacked in registers.
+# In the exercises for this lesson you predict what four bits keep, unpack AWQ's words, compute the scales of groups,
+# and multiply by codes that are unpacked in registers.
 
 # %% [numbers]
 # loss = {name: quantized[name].trained / quantized['bfloat16'].trained - 1 for name in quantized}

@@ -1,22 +1,22 @@
 """From a blank page: static or continuous
 
-Request i will write `outputs[i]` tokens, one in each step; `outputs` is an array (n,) of positive whole numbers. There
-are `seats` seats, and requests are served in their order. Count the steps until all have ended, in two ways.
+Request i will write `outputs[i]` tokens, one per step; `outputs` is an array (n,) of positive integers. There are
+`seats` seats, and requests are served in order. Count the steps until all have ended, in two ways.
 
 - *Static*: the first `seats` requests form a batch. When the last of them has ended, the next `seats` begin.
-- *Continuous*: as soon as a seat is free, the next request begins there, in the step after the last token of the
-  request before it.
+- *Continuous*: as soon as a seat is free, the next request begins there, in the step after the previous request's last
+  token.
 
-An example with two seats and outputs of 5, 2 and 4 tokens. Static: the first two take 5 steps, the third one 4 more,
-9 in all. Continuous: the third one begins in the third step, in the seat of the second, and all is done after 6.
+An example with two seats and outputs of 5, 2 and 4 tokens. Static: the first two need 5 steps, and the third 4 more, 9
+in all. Continuous: the third begins in the third step, in the seat of the second, and everything is done after 6 steps.
 
-Write `count_steps(outputs, seats)`. It returns an array of the two numbers: for the example, `[9, 6]`.
+Write `count_steps(outputs, seats)`. It returns an array of the two counts, static first: for the example, `[9, 6]`.
 """
 
 HINTS = ("Which request of a static batch decides how long it takes? Which seat does the next request get in a "
          "continuous one?",
          "Static: the sum of the maxima of `seats` outputs each. Continuous: keep for each seat the number of steps "
-         "after which it is free; the next request goes to the smallest of them.",
+         "after which it is free; the next request goes to the seat with the smallest.",
          "free = [0] * seats; for each output: seat = free.index(min(free)); free[seat] += output; the run takes "
          "max(free) steps.")
 POINTS = 2
@@ -78,12 +78,12 @@ EXERCISE = FunctionExercise(
         "the outputs are sorted first": Edit("outputs[first : first + seats].max()",
                                              "np.sort(outputs)[first : first + seats].max()",
                                              "in outputs.tolist()", "in np.sort(outputs).tolist()"),
-        "a request goes to the next seat in turn, not to the one that is free first":
+        "a request goes to the next seat in turn, not to the first that is free":
             Edit("for output in outputs.tolist():\n    seat = free.index(min(free))",
                  "for turn, output in enumerate(outputs.tolist()):\n    seat = turn % seats"),
         "a continuous run ends when the first seat has nothing left": Edit("max(free)]", "min(free)]"),
-        "a seat is free a step late": Edit("free[seat] += output", "free[seat] += output + 1"),
-        "the steps of a continuous run are all tokens over the seats": Edit(
+        "a seat is free one step too late": Edit("free[seat] += output", "free[seat] += output + 1"),
+        "the steps of a continuous run are all tokens divided by the seats": Edit(
             "max(free)]", "-(-int(outputs.sum()) // seats)]"),
     },
 )

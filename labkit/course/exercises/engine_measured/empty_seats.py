@@ -1,17 +1,17 @@
 """Empty seats
 
-An engine has `seats` seats and noted each stay in one of them: stay i begins with step `begins[i]`, and
-its seat is free again from step `ends[i]` on. Both are arrays (n,) of whole numbers, n at least 1. The run
-begins with step 0 and ends with the last stay.
+An engine with `seats` seats has recorded each stay in one of them: stay i begins with step `begins[i]`, and its seat is
+free again from step `ends[i]` on. Both are arrays (n,) of integers, and n is at least 1. The run begins with step 0 and
+ends when the last stay does.
 
-Return an array of two numbers: how many (seat, step) pairs are taken, and how many are empty.
+Return an array of two counts: how many (seat, step) pairs are taken, and how many are empty.
 
-An example with two seats: stays from 0 to 5, from 0 to 2 and from 2 to 6. The run has 6 steps, so there are 12 pairs.
-5 + 2 + 4 = 11 of them are taken, and 1 is empty: `[11, 1]`.
+An example with two seats: the stays are from 0 to 5, from 0 to 2 and from 2 to 6. The run has 6 steps, so there are 12
+pairs. 5 + 2 + 4 = 11 of them are taken, and 1 is empty: `[11, 1]`.
 """
 
-HINTS = ("How many steps does the run of the example have, and which of its three numbers says so?",
-         "A stay takes its seat for ends - begins steps. All pairs are the seats times the steps of the run.",
+HINTS = ("How many steps does the run in the example have, and which of the three stays determines that?",
+         "A stay takes a seat for ends - begins steps. In all there are seats times steps pairs.",
          "taken = (ends - begins).sum(); np.array([taken, seats * ends.max() - taken])")
 POINTS = 1
 
@@ -58,14 +58,14 @@ EXERCISE = FunctionExercise(
     random_size=lambda rng: {"n": int(rng.integers(2, 60)), "seats": int(rng.integers(1, 9))},
     domain=(_given("there is one stay, and several seats", [0], [7], 3),
             _given("no seat is ever empty", [0, 0, 4], [4, 9, 9], 2),
-            _given("the run ends with a stay that is not the last of the list", [0, 0, 2], [9, 2, 6], 2),
+            _given("the run ends with a stay that is not the last in the list", [0, 0, 2], [9, 2, 6], 2),
             _given("nothing runs in the first steps", [3, 5], [6, 8], 2),
-            _given("no seat is taken for a while", [0, 6], [2, 9], 1)),
+            _given("all seats are empty for a while", [0, 6], [2, 9], 1)),
     wrong={
         "the run ends with the last stay of the list": Edit("ends.max()", "ends[-1]"),
         "the last step is counted as taken": Edit("(ends - begins).sum()", "(ends - begins + 1).sum()"),
         "the run begins with the first stay": Edit("ends.max()", "(ends.max() - begins.min())"),
-        "there is a seat for each stay": Edit("seats * ends.max()", "len(ends) * ends.max()"),
+        "there is one seat per stay": Edit("seats * ends.max()", "len(ends) * ends.max()"),
         "all pairs are returned, not the empty ones": Edit("seats * ends.max() - taken", "seats * ends.max()"),
     },
 )

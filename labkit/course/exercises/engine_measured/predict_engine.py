@@ -1,18 +1,18 @@
 """Predict: pages and steps
 
-A cache has room for 64,000 tokens. A sequence may have up to 2,000 tokens, and at any moment it has 500 on average.
-Reading the weights takes 1,024 us of each step, and each sequence in it another 8 us.
+A cache has room for 64,000 tokens. A sequence may have up to 2,000 tokens, and at any moment it has 500 on average. In
+each step, reading the weights takes 1,024 us, and each sequence adds 8 us.
 
-How many sequences run at a time if each reserves its 2,000 tokens, and how many if it holds no more than it has?
-Suppose that all pages are full. How many tokens per second does the engine write with either?
+How many sequences run at a time if each reserves its 2,000 tokens, and how many if each holds only the tokens that it
+has? Suppose that all pages are full. How many tokens per second does the engine write in either case?
 
-Then compare two runs that write the same tokens. A static one makes 4,000 steps with 16 sequences on average, a
-continuous one 2,000 steps with 32. How many milliseconds does each take?
+Then compare two runs that write the same tokens. The static run has 4,000 steps with 16 sequences on average, the
+continuous run 2,000 steps with 32. How many milliseconds does each take?
 """
 
-HINTS = ("What limits the number of sequences, and what is the time of a step with so many?",
-         "64,000 tokens in pieces of 2,000, or of 500. A step takes 1,024 us and 8 us for each sequence, and writes a "
-         "token for each.",
+HINTS = ("What limits the number of sequences, and how long does a step with that many take?",
+         "64,000 tokens in pieces of 2,000, or of 500. A step takes 1,024 us plus 8 us per sequence, and writes one "
+         "token per sequence.",
          "32 sequences in 1,024 + 8 * 32 us, 128 in 1,024 + 8 * 128 us. 4,000 * (1,024 + 8 * 16) us and 2,000 * "
          "(1,024 + 8 * 32) us.")
 POINTS = 1
@@ -55,11 +55,11 @@ EXERCISE = PredictionExercise(
          "rate_reserved": "A step takes 1,024 + 8 * 32 = 1,280 us and writes 32 tokens.",
          "rate_paged": "A step takes 1,024 + 8 * 128 = 2,048 us and writes 128 tokens.",
          "ms_static": "A step takes 1,024 + 8 * 16 = 1,152 us, and there are 4,000.",
-         "ms_continuous": "A step takes 1,280 us, and there are 2,000. Half as many steps are not half the time: each "
-                          "is longer."},
-    wrong={"a step takes as long with any number of sequences": {
+         "ms_continuous": "A step takes 1,280 us, and there are 2,000. Half as many steps do not take half the time: "
+                          "each is longer."},
+    wrong={"a step takes equally long with any number of sequences": {
                **TRUE, "rate_reserved": 31_250, "rate_paged": 125_000, "ms_static": 4_096, "ms_continuous": 2_048},
            "four times as many sequences write four times as many tokens": {**TRUE, "rate_paged": 100_000},
            "half as many steps take half the time": {**TRUE, "ms_continuous": 2_304},
-           "the rate is the number of steps in a second": {**TRUE, "rate_reserved": 781, "rate_paged": 488}},
+           "the rate is the number of steps per second": {**TRUE, "rate_reserved": 781, "rate_paged": 488}},
 )

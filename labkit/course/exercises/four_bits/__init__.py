@@ -1,5 +1,5 @@
 """
-Four exercises. Take the codes out of AWQ's words, find the scale of each group with a warp, multiply by codes without
+Four exercises: unpack the codes of AWQ's words, find the scale of each group with a warp, multiply by codes without
 unpacking them first, and predict what four bits lose. `hint("unpack_awq")` gives a hint, and a second call a better
 one.
 """

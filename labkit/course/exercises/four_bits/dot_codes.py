@@ -1,14 +1,13 @@
 """A product that reads codes
 
-`out[r]` (R,) float32 should be the dot product of row r of quantised weights with `x` (8 W,), float32. The weights
-are in `words` (R, W), uint32: word w of a row holds the codes of columns 8 w to 8 w + 7, the first one in the lowest
-4 bits. A code c means the weight (c - 8) * `scales[r, group]`, where `scales` (R, W / 8) has a float32 for every 64
-columns, which are eight words. W is a multiple of 8. A warp computes a row: blocks have `(32, 4)` threads, and row
-`4 * blockIdx.x + threadIdx.y` belongs to the warp. Weights must not be written anywhere: they are unpacked in
-registers.
+`out[r]` (R,) float32 should be the dot product of row r of quantised weights with `x` (8 W,), float32. The weights are
+in `words` (R, W), uint32: word w of a row holds the codes of columns 8 w to 8 w + 7, the first one in the lowest 4
+bits. A code c means the weight (c - 8) * `scales[r, group]`, where `scales` (R, W / 8) has one float32 for every 64
+columns, which are eight words. W is a multiple of 8. A warp computes a row: blocks have `(32, 4)` threads, and each
+warp has row `4 * blockIdx.x + threadIdx.y`. Unpack the weights in registers: they must not be written to memory.
 """
 
-HINTS = ("Let lane l take words l, l + 32, and so on. What does it need for a word: eight numbers of x, and how many "
+HINTS = ("Let lane l take words l, l + 32, and so on. What does it need for a word: eight elements of x, and how many "
          "scales?",
          "Add up (code - 8) * x over the eight columns of a word first, and multiply that by the scale once: all eight "
          "are in the group w // 8.",
@@ -93,9 +92,9 @@ EXERCISE = KernelExercise(
     tolerance=_tolerance,
     observe_sizes=({"R": 4, "W": 32}, {"R": 5, "W": 40}),
     demand=shuffles,
-    domain=(Reach("all codes are 15, the largest weight",
+    domain=(Reach("all codes are 15, the highest",
                   lambda rng, words, scales, x: (np.full_like(words, 2**32 - 1), scales, x)),
-            Reach("all codes are 0, the lowest weight",
+            Reach("all codes are 0, the lowest",
                   lambda rng, words, scales, x: (np.zeros_like(words), scales, x)),
             *of(1, HUGE_AND_TINY), *of(2, ZEROS, POSITIVE, NEGATIVE, EQUAL)),
     wrong={
@@ -104,11 +103,11 @@ EXERCISE = KernelExercise(
         "the codes of a word are read from the highest bits down": Edit("word >> 4 * i", "word >> 28 - 4 * i"),
         "the codes are in AWQ's order": Edit("x[8 * w + i]", "x[8 * w + (2 * i if i < 4 else 2 * i - 7)]"),
         "every group has the scale of the first": Edit("scales[r, w // 8]", "scales[r, 0]"),
-        "a scale is taken for every 32 columns": Edit("w // 8", "min(w // 4, scales.shape[1] - 1)"),
-        "the scales of the block's first row are taken": Edit("scales[r, w // 8]",
+        "there is one scale for every 32 columns": Edit("w // 8", "min(w // 4, scales.shape[1] - 1)"),
+        "the scales of the block's first row are used": Edit("scales[r, w // 8]",
                                                               "scales[cuda.blockIdx.x * 4, w // 8]"),
         "the scale is left out": Edit("part * scales[r, w // 8]", "part"),
-        "a lane takes only its first word": Edit("range(lane, words.shape[1], 32)",
+        "each lane multiplies only its first word": Edit("range(lane, words.shape[1], 32)",
                                                  "range(lane, min(32, words.shape[1]), 32)"),
         "a round of the shuffles is missing": Edit("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
         "the codes are subtracted as unsigned numbers": Edit("float32(int32(word >> 4 * i & 15) - 8)",

@@ -1,15 +1,15 @@
 """A scale for each group
 
-64 neighbours in a row of `weights` (R, 64 G), float32, are a group. `scales[row, group]` (R, G), float32, should be
-the largest absolute value of the group divided by 7.5: with it the group's weights become codes from -8 to 7. Where
-all weights of a group are 0, the scale should be 1, so that nothing is divided by 0. The launch has a warp for each
-group: the grid is `(G, R)`, and blocks have 32 threads.
+Every 64 consecutive weights of a row of `weights` (R, 64 G), float32, from the first on, are a group.
+`scales[row, group]` (R, G), float32, should be the largest absolute value of the group divided by 7.5: with it the
+group's weights become codes from -8 to 7. If all weights of a group are 0, the scale should be 1, so that nothing is
+divided by 0. The launch has one warp per group: the grid is `(G, R)`, and blocks have 32 threads.
 """
 
-HINTS = ("Each lane looks at two of the 64 weights. How does a warp find the largest of 32 numbers without shared "
+HINTS = ("Each lane loads two of the 64 weights. How does a warp find the largest of 32 values without shared "
          "memory?",
          "Start with the larger absolute value of the lane's two weights; then, for distances 16, 8, 4, 2 and 1, take "
-         "the larger of one's own and that of `cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)`.",
+         "the larger of the lane's own value and `cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)`.",
          "Lane 0 stores largest / float32(7.5) if largest > 0, else 1.")
 POINTS = 1
 NEEDS = ("unpack_awq",)
@@ -87,14 +87,14 @@ EXERCISE = KernelExercise(
         "the second half of the group is left out": Edit(
             "max(abs(weights[row, col]), abs(weights[row, col + 32]))", "abs(weights[row, col])"),
         "the scale of a group of zeros is 0": Edit(" if largest > 0 else float32(1.0)", ""),
-        "the largest is divided by 8": Edit("float32(7.5)", "float32(8.0)"),
-        "the largest is divided by 15, as if all codes were above 0": Edit("float32(7.5)", "float32(15.0)"),
+        "the largest value is divided by 8": Edit("float32(7.5)", "float32(8.0)"),
+        "the largest value is divided by 15, as if all codes were positive": Edit("float32(7.5)", "float32(15.0)"),
         "a round of the shuffles is missing": Edit("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
         "the absolute values are added up": Edit(
             "largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))",
             "largest += cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)"),
         "groups begin every 32 columns": Edit("64 * group", "32 * group"),
-        "one lane looks at the whole group": group_scales_alone,
+        "one lane loads the whole group": group_scales_alone,
     },
 )
 

@@ -1,13 +1,13 @@
 """Eight codes of a word
 
-A word of `words` (R, W), uint32, holds eight codes of 4 bits, as AWQ packs them: from the lowest bits up, those of
-columns 0, 2, 4, 6, 1, 3, 5 and 7 of its eight. `out` (R, 8 W), float32, should have every code as a number from 0 to
-15, the columns in their order. The launch has a thread for each word, in blocks of `(32, 4)`: threads along x are
+Each word of `words` (R, W), uint32, holds eight 4-bit codes, as AWQ packs them: from the lowest bits up, those of
+columns 0, 2, 4, 6, 1, 3, 5 and 7 of its eight. `out` (R, 8 W), float32, should hold every code as a number from 0 to
+15, with the columns in order. The launch has at least one thread per word, in blocks of `(32, 4)`: threads along x are
 neighbours in a row.
 """
 
-HINTS = ("Shift a word right by 4 bits for each code, and keep the lowest 4: `& 15`. In which column does code number "
-         "4 go, the first one of the upper half?",
+HINTS = ("Shift the word right by another 4 bits for each code, and keep the lowest 4: `& 15`. To which column does "
+         "code 4 go, the first in the upper half of the word?",
          "Code i goes to column 2 * i for i from 0 to 3, and to column 2 * i - 7 for i from 4 to 7.",
          "column = 2 * i if i < 4 else 2 * i - 7; out[row, 8 * col + column] = words[row, col] >> 4 * i & 15.")
 POINTS = 1
@@ -61,14 +61,14 @@ EXERCISE = KernelExercise(
             Reach("all codes are 0", lambda rng, words: (np.zeros_like(words),))),
     wrong={
         "the codes are stored in the order of their bits": Edit("2 * i if i < 4 else 2 * i - 7", "i"),
-        "the codes of odd columns are one column too far": Edit("2 * i - 7", "2 * i - 6", "8 * col + column",
+        "the codes of odd columns go one column too far": Edit("2 * i - 7", "2 * i - 6", "8 * col + column",
                                                                 "8 * col + min(column, 7)"),
         "the first code is taken from the highest bits": Edit("word >> 4 * i & 15", "word >> 28 - 4 * i & 15"),
         "three bits of each code are kept": Edit("& 15", "& 7"),
-        "a code is shifted by one bit for each, not by four": Edit("word >> 4 * i", "word >> i"),
-        "the lower bits are not cut off: a code has those above it, too": Edit(" & 15", ""),
+        "codes are shifted by one bit each, not by four": Edit("word >> 4 * i", "word >> i"),
+        "the upper bits are not masked: a code includes those above it": Edit(" & 15", ""),
         "the tail guard of the columns is missing": Edit(" and col < words.shape[1]", ""),
         "the tail guard of the rows is missing": Edit("row < words.shape[0] and ", ""),
-        "rows and columns are exchanged": Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+        "rows and columns are swapped": Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
     },
 )

@@ -1,6 +1,6 @@
 """
-Three exercises: a prediction about states and caches, a token added to the states of all heads, and from a blank page
-a kernel that reads from them. `hint("predict_state")` gives a hint, and a second call a better one.
+Three exercises: a prediction about states and caches, a token added to the states of all heads, and from a blank page a
+kernel that reads from the states. `hint("predict_state")` gives a hint, and a second call a better one.
 """
 
 import numpy as np

@@ -1,20 +1,20 @@
 r"""A token more
 
-`state` (H, D + 1, D) holds for each of H heads the matrix S in its first D rows, and z in its last one. `k` and `v`
-(H, D) are the key and the value of a new token. Write the new states to `out`, which has the shape of `state`:
+`state` (H, D + 1, D) holds, for each of H heads, the matrix S in its first D rows and z in the last one. `k` and `v`
+(H, D) are the keys and values of a new token. Write the new states to `out`, which has the shape of `state`:
 
 $$S_{r,c} + \varphi(k_r)\, v_c \qquad z_c + \varphi(k_c)$$
 
-φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. An example with D = 1: a key of 1 has φ = 2, so with a value
-of 3 S grows by 6, and z by 2.
+φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. An example with D = 1: a key of 1 has φ = 2, so with a value of
+3, S grows by 6 and z by 2.
 
 Blocks are 32 × 8 × 1, with the grid's x along the columns, y along the rows and z along the heads. All arrays are
 float32.
 """
 
-HINTS = ("Which threads have an element of S, and which one of z? What do the others have?",
-         "The guard allows rows up to D and columns below D. A row below D is one of S; row D is z, and takes the key "
-         "at its column.",
+HINTS = ("Which threads have an element of S, and which an element of z? What about the others?",
+         "The guard allows rows up to D and columns below D. A row below D belongs to S; row D is z, and needs the "
+         "key at its column.",
          "out[head, row, col] = state[head, row, col] + phi(k[head, row]) * v[head, col] if row < D; in row D it is "
          "state[head, row, col] + phi(k[head, col]).")
 POINTS = 1
@@ -75,12 +75,13 @@ EXERCISE = KernelExercise(
     wrong={
         "z is not added to": Edit("if row < size:", "if True:",
                                   "phi(k[head, row]) * v[head, col]", "phi(k[head, row % size]) * v[head, col]"),
-        "key and value are exchanged": Edit("phi(k[head, row]) * v[head, col]", "phi(k[head, col]) * v[head, row]"),
-        "the key without phi": Edit("phi(k[head, row]) *", "k[head, row] *"),
-        "z gets the key without phi": Edit("phi(k[head, col])", "k[head, col]"),
+        "key and value are swapped": Edit("phi(k[head, row]) * v[head, col]", "phi(k[head, col]) * v[head, row]"),
+        "phi is not applied to the key for S": Edit("phi(k[head, row]) *", "k[head, row] *"),
+        "phi is not applied to the key for z": Edit("phi(k[head, col])", "k[head, col]"),
         "the new token replaces the state": Edit("state[head, row, col] + phi(k[head, row])", "phi(k[head, row])"),
         "the last row is left out": Edit("row <= size and", "row < size and"),
-        "all heads get the first one's token": Edit("phi(k[head, row]) * v[head, col]", "phi(k[0, row]) * v[0, col]"),
+        "all heads use the first head's key and value": Edit("phi(k[head, row]) * v[head, col]",
+                                                             "phi(k[0, row]) * v[0, col]"),
         "no guard for the columns": Edit("if row <= size and col < size:", "if row <= size:"),
     },
 )

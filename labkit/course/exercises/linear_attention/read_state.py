@@ -1,7 +1,7 @@
 r"""From a blank page: read from the state
 
-Write `read_state(q, state, out)`, a kernel. `q` (H, D) holds a query of each head, `state` is as above, and `out`
-(H, D) becomes what linear attention gives:
+Write the kernel `read_state(q, state, out)`. `q` (H, D) holds one query per head, `state` is as above, and `out` (H, D)
+should hold the output of linear attention:
 
 $$\text{out}_c = \frac{\sum_r \varphi(q_r)\, S_{r,c}}{\sum_r \varphi(q_r)\, z_r}$$
 
@@ -11,8 +11,8 @@ The grid has one block of 32 threads per head; D may be more than 32, or less. L
 neighbouring elements of the state.
 """
 
-HINTS = ("Which elements of the state does element 5 of the output need, and which does every element need?",
-         "A thread takes the columns threadIdx.x, threadIdx.x + 32 and so on. For each it walks down the rows with two "
+HINTS = ("Which elements of the state does element 5 of the output need, and which do all elements need?",
+         "A thread takes the columns threadIdx.x, threadIdx.x + 32 and so on. For each it goes down the rows with two "
          "sums: of phi(q) times S, and of phi(q) times z.",
          "for col in range(cuda.threadIdx.x, D, 32): for row in range(D): above += phi(q[head, row]) * state[head, "
          "row, col]; below += phi(q[head, row]) * state[head, D, row]; then out[head, col] = above / below.")
@@ -75,10 +75,10 @@ EXERCISE = KernelExercise(
     wrong={
         "not divided by the sum of the weights": Edit("above / below", "above"),
         "divided by the sum of phi(q), without z": Edit("weight * state[head, size, row]", "weight"),
-        "z is read at the column": Edit("state[head, size, row]", "state[head, size, col]"),
-        "the query without phi": Edit("phi(q[head, row])", "q[head, row]"),
+        "z is indexed by the column": Edit("state[head, size, row]", "state[head, size, col]"),
+        "phi is not applied to the query": Edit("phi(q[head, row])", "q[head, row]"),
         "S is read transposed": Edit("state[head, row, col]", "state[head, col, row]"),
-        "all heads read the first one's state": Edit("state[head, row, col]", "state[0, row, col]"),
-        "only the first 32 columns": Edit("size, 32)", "min(size, 32), 32)"),
+        "all heads read the first head's state": Edit("state[head, row, col]", "state[0, row, col]"),
+        "only the first 32 columns are computed": Edit("size, 32)", "min(size, 32), 32)"),
     },
 )

@@ -1,31 +1,31 @@
 """From a blank page: who is next?
 
-Write a policy. Each time that the scheduler can admit a request, it calls `choose_next(prompts, waited)`: two NumPy
-arrays with an element for each waiting request, in the order of their arrival, with the tokens of its prompt and the
-milliseconds that it has waited so far. Return the place of the request that is admitted next, from 0 on. At least one
-request waits.
+Write a policy. Whenever the scheduler can admit a request, it calls `choose_next(prompts, waited)` with two NumPy
+arrays. They have one element per waiting request, in the order of arrival: the number of tokens in its prompt, and the
+milliseconds that it has waited so far. Return the index of the request to admit next, from 0 on. At least one request
+is waiting.
 
-An example: with `prompts` [900, 30, 60] and `waited` [80, 20, 5], first come, first served returns 0, and the shortest
-prompt first returns 1.
+An example: with `prompts` [900, 30, 60] and `waited` [80, 20, 5], first come, first served (FIFO) returns 0, and
+shortest prompt first returns 1.
 
-The policy runs in a simulator, on traces of 150 requests and more: most prompts have 20 to 200 tokens, one in seven has
-2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of prompts need 4 ms,
-and FIFO keeps requests waiting for 50 to 150 ms. On such traces
+The policy runs in a simulator, on traces of 150 requests or more: most prompts have 20 to 200 tokens, one in seven has
+2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand prompt tokens need 4 ms, and
+FIFO keeps requests waiting for 50 to 150 ms. On such traces
 
 - the *mean* time to the first token must be at most 85% of FIFO's, and
-- *no* request may wait for its first token longer than 1.5 times the longest wait with FIFO.
+- *no* request may wait for its first token more than 1.5 times as long as the longest wait with FIFO.
 
-Where all prompts are equally long, or next to no request waits, no policy can be better than FIFO. There the mean must
-not be worse.
+If all prompts are equally long, or hardly any request waits, no policy can be better than FIFO. Then the mean must not
+be worse.
 """
 
-HINTS = ("Serve the shortest prompt first: why does the mean fall? Which request waits longest then, and what would it "
-         "need to be served in the end?",
+HINTS = ("Serve the shortest prompt first: why does the mean fall? Which request waits longest then, and what would "
+         "make sure that it is served in the end?",
          "Give each request a score that combines the two arrays: it grows with the length of the prompt, and falls "
-         "while the request waits. A request with a long prompt then overtakes later ones some day. The smallest score "
+         "while the request waits. Then even a long prompt is ahead of newer requests in the end. The smallest score "
          "is next.",
-         "np.argmin(weight * prompts - waited), with weight in milliseconds per token. At 0 it is FIFO, and when it is "
-         "very large only the length counts. 3,000 tokens at 0.01 are 30 ms, which is a part of FIFO's longest wait.")
+         "np.argmin(weight * prompts - waited), with weight in milliseconds per token. With 0 it is FIFO, and with a "
+         "very large weight only the length counts. 3,000 tokens at 0.01 are 30 ms, a fraction of FIFO's longest wait.")
 POINTS = 3
 
 import numpy as np
@@ -72,7 +72,7 @@ def _goal_missed(answer, in_order, arrivals, prompts, outputs, share) -> str | N
         value = answer(lengths, waited)
         number = np.asarray(value)
         if number.ndim or number.dtype.kind not in "iu":
-            raise _Missed(f"With {len(lengths)} waiting it returned {value!r}; asked for is one whole number.")
+            raise _Missed(f"With {len(lengths)} waiting it returned {value!r}; it must return one integer.")
         if not 0 <= number < len(lengths):
             raise _Missed(f"With {len(lengths)} waiting it returned {int(number)}; they are numbered from 0 to "
                           f"{len(lengths) - 1}.")
@@ -126,20 +126,22 @@ EXERCISE = FunctionExercise(
             _traces("the load is low, and most requests find an empty queue", lambda rng, *given: (*given[:3], 1.02),
                     n=60, load=5),
             _traces("all prompts are equally long", _equal_prompts),
-            _traces("all requests arrive at once", lambda rng, arrivals, *rest: (np.zeros(len(arrivals)), *rest)),
+            _traces("all requests arrive at the same time",
+                    lambda rng, arrivals, *rest: (np.zeros(len(arrivals)), *rest)),
             _traces("every twelfth prompt is long, and requests arrive evenly", _regular),
-            _traces("requests arrive in groups, at the same millisecond", lambda rng, arrivals, *rest: (
+            _traces("requests arrive in groups, in the same millisecond", lambda rng, arrivals, *rest: (
                 arrivals[np.arange(len(arrivals)) // 4 * 4], *rest))),
     wrong={
         "first come, first served": Edit("np.argmin(0.01 * prompts - waited)", "0"),
-        "the shortest prompt is next: a long one waits as long as shorter ones come": Edit(
+        "the shortest prompt is next: a long one waits for as long as shorter ones arrive": Edit(
             "np.argmin(0.01 * prompts - waited)", "np.argmin(prompts)"),
         "the longest prompt is next": Edit("np.argmin(0.01 * prompts - waited)", "np.argmax(prompts)"),
-        "the one that came last is next": Edit("np.argmin(0.01 * prompts - waited)", "len(prompts) - 1"),
-        "the one that has waited least is preferred: the sign is wrong": Edit("prompts - waited", "prompts + waited"),
+        "the request that arrived last is next": Edit("np.argmin(0.01 * prompts - waited)", "len(prompts) - 1"),
+        "the request that has waited least is preferred: the sign is wrong": Edit("prompts - waited",
+                                                                                  "prompts + waited"),
         "waiting counts for next to nothing": Edit("0.01 * prompts", "10 * prompts"),
         "the length counts for next to nothing: it is nearly FIFO": Edit("0.01 * prompts", "0.0005 * prompts"),
-        "the smallest value is returned, not its place": Edit("np.argmin(", "np.min("),
+        "the smallest value is returned, not its index": Edit("np.argmin(", "np.min("),
     },
 )
 
@@ -148,5 +150,5 @@ EQUIVALENT = {
 }
 
 AFTER = """
-Your policy in the lesson's simulator: pass `partial(ChoosingScheduler, choose=choose_next)` as the scheduler.
+To see your policy in the lesson's simulator, pass `partial(ChoosingScheduler, choose=choose_next)` as the scheduler.
 """

@@ -1,26 +1,27 @@
 """A limit on the time between tokens
 
-What makes a step long, and a reader wait, is the prompts in it. So compute before each step how many tokens of prompts
-fit into a *time*. A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds.
+The prompts in a step make it long, and readers wait. So before each step, compute how many prompt tokens fit into a
+*time* limit. A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds.
 
-- *Rows* are the tokens that are computed: one for each running sequence, and those of the chunks of prompts.
+- *Rows* are the tokens that are computed: one per running sequence, and those of the prompts' chunks.
 - *Read* are the tokens whose keys and values are read: all tokens of each running sequence, `contexts`, and for a chunk
-  all that was computed of its prompt before, and the chunk itself. A prompt without a token in the step costs nothing.
+  all tokens of its prompt that were computed before, and the chunk itself. A prompt without a token in the step costs
+  nothing.
 
 `done` and `left` say for each prompt how many of its tokens are computed and how many are not. Prompts are served in
-their order, and each gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one
-that does not get all of its tokens, the others get none. Running sequences are never left out, even if the step takes
-too long with them alone. Return an array with the size of each chunk; all values are whole numbers.
+order, and each gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Once a prompt
+does not get all of its tokens, those behind it get none. Running sequences are never left out, even if the step takes
+too long with them alone. Return an array with the size of each chunk; all values are integers.
 
 An example: `contexts` [100, 200], `done` [0, 50], `left` [40, 500], `step` 1,000, `row` 10, `cached` 1 and a `limit` of
-1,800. The first prompt gets all of its 40 tokens. Then there are 42 rows and 340 tokens read, the second prompt would
-read 50 more, and of its own it gets 90: max(1000, 132 · 10) + 480 = 1,800. Result: `[40, 90]`.
+1,800. The first prompt gets all of its 40 tokens. Then there are 42 rows, and 340 tokens are read. The second prompt
+reads the 50 that are done, and gets 90 of its own: max(1000, 132 · 10) + 480 = 1,800. The result is `[40, 90]`.
 """
 
 HINTS = ("With step 1,000,000, row 4,000 and ten running sequences: how many rows of prompts can be added before the "
-         "step gets longer, apart from what they read?",
+         "step gets longer, leaving aside what they read?",
          "max(a, b) + c <= limit means that a + c <= limit and b + c <= limit. So a chunk has three bounds: what is "
-         "left of the prompt, one from the weights and one from the rows. The smallest counts, and it is at least 0.",
+         "left of the prompt, one from the weights and one from the rows. It is the smallest of them, but at least 0.",
          "room = limit - cached * (read + done[i]); chunk = max(min(left[i], (room - step) // cached, (room - rows * "
          "row) // (row + cached)), 0). If chunk < left[i], stop; else rows += chunk and read += done[i] + chunk.")
 POINTS = 3
@@ -85,11 +86,11 @@ EXERCISE = FunctionExercise(
                        5_000_000),
             _step_with("all prompts fit", [100] * 8, [0, 16, 0], [100, 20, 90], 5_000_000),
             _step_with("the limit is met exactly", [1000], [0], [2000], 1_000_000 + 4_000 * 250 + 12 * 1249 + 12),
-            _step_with("the rows are few, and take no time beside the weights", [20] * 10, [0], [500], 1_500_000,
+            _step_with("there are few rows, and they take less time than the weights", [20] * 10, [0], [500], 1_500_000,
                        row=400, cached=1_000),
             _step_with("a prompt's cache is so long that not one more token fits, and a shorter prompt waits behind it",
                        [1000] * 4, [200_000, 0], [800, 40], 3_000_000),
-            _step_with("a prompt is cut, and one that is short waits behind it", [500] * 20, [0, 0, 0], [100, 3000, 1],
+            _step_with("a prompt is cut, and a short one waits behind it", [500] * 20, [0, 0, 0], [100, 3000, 1],
                        3_000_000),
             _step_with("the cache of the prompts is most of what is read", [10] * 4, [60_000, 70_000, 9_000],
                        [30, 40, 900], 3_000_000),
@@ -106,14 +107,14 @@ EXERCISE = FunctionExercise(
         "the rows of the running sequences are not counted": Edit("rows, read = len(contexts), int(contexts.sum())",
                                                                   "rows, read = 0, int(contexts.sum())"),
         "the cache of the running sequences is not counted": Edit("int(contexts.sum())", "0"),
-        "what is done of a prompt is not counted as read": Edit("limit - cached * (read + int(done[i]))",
+        "a prompt's tokens that are done are not counted as read": Edit("limit - cached * (read + int(done[i]))",
                                                               "limit - cached * read"),
         "the chunk's own tokens are not counted as read": Edit(
             "(row + cached)", "row", "(room - step) // cached", "(left[i] if room >= step else 0)"),
-        "the rows of the prompts before are not counted": Edit("rows += chunk", ""),
-        "the cache of the prompts before is not counted": Edit("read += int(done[i]) + chunk", ""),
-        "a chunk below 0": Edit("max(min(", "(min(", ", 0)", ")"),
-        "those behind a prompt that was cut go on": Edit("if chunk < left[i]:\n"
+        "the rows of earlier prompts are not counted": Edit("rows += chunk", ""),
+        "the cache of earlier prompts is not counted": Edit("read += int(done[i]) + chunk", ""),
+        "a chunk is negative": Edit("max(min(", "(min(", ", 0)", ")"),
+        "prompts behind one that was cut get tokens as well": Edit("if chunk < left[i]:\n"
                                                          "    break",
                                                          "if not chunk:\n"
                                                          "    continue"),
@@ -128,6 +129,6 @@ EQUIVALENT = {
 }
 
 AFTER = """
-No step is longer than the limit, as long as decoding alone is not. So neither is the time between two tokens of a
-running sequence, not only for 99 of 100.
+No step takes longer than the limit, unless decoding alone does. So the limit holds for the time between two tokens of
+every running sequence, not only for 99 of 100.
 """

@@ -1,22 +1,22 @@
 """Find the bug: text that is taken back
 
-A text comes as `tokens`, a tuple of strings, and ends where one of the strings `stops` is complete. There may be no
-such string. After each token, how many characters of the text so far may a client have? Nothing of a stop string may
-be shown, not even its first character, and nothing that can still become a part of one. Everything else must be
-shown. If several stop strings occur, the one that is complete first ends the text; if two are complete with the same
-character, the longer one does. From there on the number stays the same: the characters before the stop string.
+A text comes as `tokens`, a tuple of strings, and ends where one of the strings in `stops` is complete. `stops` may be
+empty. After each token, how many characters of the text so far may a client see? Nothing of a stop string may be shown,
+not even its first character, and nothing that can still become part of one. Everything else must be shown. If several
+stop strings occur, the one that is complete first ends the text; if two are complete with the same character, the
+longer one does. From there on the count stays the same: the characters before the stop string.
 
-With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the numbers are 2, 3 and 3. This function returns
-just that. And yet a user complains: in the chat the word `ST` appeared and vanished again. Find out which tokens
-cause that, and mend it.
+With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the counts are 2, 3 and 3. This function returns
+exactly that. And yet a user complains: in the chat `ST` appeared and vanished again. Find out which tokens cause that,
+and fix the function.
 """
 
-HINTS = ('Cut the word STOP into other tokens and print the numbers: "S", "T", "O", "P". After which token is '
-         "a number too large?",
-         "The search for a complete stop string is right. What is held back is decided by comparing the beginnings of "
-         "the stop strings with the end of something. Of what?",
-         'After "S" and "T" the text ends with ST, the beginning of STOP. The last token is only T, and no '
-         "beginning of STOP ends with it.")
+HINTS = ('Cut the word STOP into other tokens and print the counts: "S", "T", "O", "P". After which token is '
+         "a count too large?",
+         "The search for a complete stop string is right. To decide what is held back, the code compares the "
+         "beginnings of the stop strings with the end of something. Of what?",
+         'After "S" and "T" the text ends with ST, the beginning of STOP. The last token is only T, which is not a '
+         "beginning of STOP.")
 POINTS = 2
 
 import numpy as np
@@ -123,31 +123,32 @@ EXERCISE = FunctionExercise(
     random_size=lambda rng: {"n": int(rng.integers(10, 40)), "longest": int(rng.integers(1, 6))},
     domain=(_texts("a stop string is spread over several tokens", ["Hi", " S", "T", "O", "P", " x"], "STOP"),
             _texts("a stop string begins the text, and is spread over two tokens", ["S", "TOP x"], "STOP"),
-            _texts("a stop string nearly comes, twice", ["a ST", "O", "x S", "T", "a"], "STOP"),
-            _texts("a stop string lies within one token", ["one", " two STOP three", " four"], "STOP"),
+            _texts("a stop string nearly occurs, twice", ["a ST", "O", "x S", "T", "a"], "STOP"),
+            _texts("a stop string is within one token", ["one", " two STOP three", " four"], "STOP"),
             _texts("there is no stop string", ["Hi", " there"]),
-            _texts("of two stop strings one begins in the other's end", ["x\n", "\nUs", "er:", " y"], "\n\n",
+            _texts("one stop string begins with the end of another", ["x\n", "\nUs", "er:", " y"], "\n\n",
                    "\nUser:"),
             _texts("a stop string of one character", ["a", "b.", "c"], "."),
             _texts("two stop strings end with the same character", ["ab", "cd", "e"], "cd", "bcd"),
-            _texts("of several stop strings the first one ends last in the text", ["one", " two", " three"], "three",
+            _texts("the first of several stop strings ends last in the text", ["one", " two", " three"], "three",
                    "tw"),
             _texts("in one token a stop string is complete before one that began earlier", ["a", "bcdef"], "bcde",
                    "cd"),
             _texts("a stop string repeats its own beginning", ["a", "a", "a", "b", "a"], "aab"),
             _texts("the text ends with the beginning of a stop string", ["we", " ST"], "STOP", "Ex"),
-            _texts("the beginning of the shorter stop string is longer, as it stands", ["ab", "a"], "abab", "bax")),
+            _texts("the text ends with the beginnings of two stop strings, one longer than the other", ["ab", "a"],
+                   "abab", "bax")),
     wrong={
         "the beginning of a stop string is looked for in the last token alone": Edit(
             "text.endswith(stop[:size])", "token.endswith(stop[:size])"),
         "a stop string is looked for in the last token alone": Edit(
             "at = text.find(stop, max(0, begin - len(stop) + 1))", "at = text.find(stop, begin)"),
-        "always as many characters are held as a stop string may have before it is whole": Edit(
+        "as many characters as a stop string has, less one, are always held": Edit(
             "if text.endswith(stop[:size]):\n    held = max(held, size)", "held = max(held, size)"),
-        "of several stop strings the last one decides how many are held": Edit("held = max(held, size)", "held = size"),
+        "the last of several stop strings decides how many are held": Edit("held = max(held, size)", "held = size"),
         "the shortest beginning is held, not the longest": Edit(
             "held = max(held, size)", "held = size if held == 0 else min(held, size)"),
-        "a whole stop string but for its last character is shown": Edit("range(1, len(stop))",
+        "a stop string that lacks only its last character is shown": Edit("range(1, len(stop))",
                                                                       "range(1, len(stop) - 1)"),
         "the stop string stays in the text": Edit("end = min(found)[1]", "end = min(found)[0]"),
         "the stop string that begins first ends the text, not the one that ends first": Edit(
@@ -170,6 +171,6 @@ EQUIVALENT = {
 }
 
 AFTER = """
-The engine's detokenizer holds back as many characters as the longest stop string has, less one, whatever they are.
-That is simpler, and a client has each character a little later.
+The engine's detokenizer always holds back as many characters as the longest stop string has, less one, whatever they
+are. That is simpler, and a client sees each character a little later.
 """

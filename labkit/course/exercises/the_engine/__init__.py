@@ -1,5 +1,5 @@
 """Four exercises: a prediction of what is sampled, the threshold of top-p without a sort, sampling with whole numbers,
-and from a blank page a random generator without a state. `hint("predict_sampling")` gives a hint, and a second call a
+and from a blank page a stateless random generator. `hint("predict_sampling")` gives a hint, and a second call a
 better one.
 """
 

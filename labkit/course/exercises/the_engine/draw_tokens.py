@@ -1,15 +1,15 @@
 """Sampling with whole numbers
 
-`weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0. `at` (R,)
-int64 is a random number for each row, at least 0 and below the sum of its weights. Laid end to end, the weights of a
-row are intervals, and the token is the one whose interval contains `at[row]`. Write it to `tokens` (R,) int32. The
-sum of a row may be far above 2³¹.
+`weights` (R, V) int32 holds the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0. `at` (R,)
+int64 holds one random number per row, at least 0 and below the sum of its weights. Laid end to end, the weights of a
+row are intervals, and the sampled token is the one whose interval contains `at[row]`. Write it to `tokens` (R,) int32.
+The sum of a row may be far above 2³¹.
 
-An example: with weights 3, 0 and 2, the numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2.
+An example: with weights 3, 0 and 2, the numbers 0, 1 and 2 select token 0, and 3 and 4 select token 2.
 
-The grid has a block of one warp for each row. The warp goes through the row in chunks of 32 tokens. In each chunk a
-lane needs the sum of all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of
-the lane `distance` before it.
+The grid has one block of one warp per row. The warp goes through the row in chunks of 32 tokens. In each chunk a lane
+needs the sum over all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of the
+lane `distance` below it.
 """
 
 HINTS = ("A token's interval begins at the sum of all weights before it and ends before that sum plus its own weight. "
@@ -86,7 +86,7 @@ def _scans(report) -> str | None:
                 f"ends before the first number of the next.")
     if loads > 3 * elements + 200:
         return (f"It makes {loads:,} loads from global memory for {elements:,} weights. Load each weight once, and get "
-                f"the sums of the lanes before by shuffles.")
+                f"the sums of earlier lanes by shuffles.")
     return None
 
 
@@ -119,33 +119,33 @@ EXERCISE = KernelExercise(
             _draws("the random number is the first of a token's interval",
                    lambda rng, R, V: _draw_inputs(rng, R, V)[0], _first_of_a_token),
             _draws("all weights are 1", lambda rng, R, V: np.ones((R, V))),
-            _draws("only the last token weighs something", only(-1)),
-            _draws("only the first token weighs something", only(0)),
+            _draws("only the last token's weight is above 0", only(-1)),
+            _draws("only the first token's weight is above 0", only(0)),
             _draws("weights are close to 2**31, and their sum is far above it",
                    lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V)))),
     wrong={
-        "an interval ends one too late: it includes the first number of the next": Edit(
+        "an interval ends one number too late: it includes the first number of the next": Edit(
             "at[row] < before + through", "at[row] <= before + through"),
-        "an interval begins one too late": Edit("before + through - own <= at[row]",
+        "an interval begins one number too late": Edit("before + through - own <= at[row]",
                                                     "before + through - own < at[row]"),
-        "the own weight is counted as one before": Edit("before + through - own <= at[row]",
+        "the lane's own weight is counted as an earlier one": Edit("before + through - own <= at[row]",
                                                         "before + through <= at[row]",
                                                         "at[row] < before + through",
                                                         "at[row] < before + through + own"),
         "each chunk begins at 0 again": Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", ""),
-        "the sum of a chunk is that of lane 0": Edit("through, 31)", "through, 0)"),
+        "lane 0's sum is used as the sum of the chunk": Edit("through, 31)", "through, 0)"),
         "every lane adds its own running sum, not the chunk's sum":
             Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", "before += through"),
-        "lanes that have no lane at that distance before them add something as well":
+        "lanes with no lane at that distance below them add something as well":
             Edit("if lane >= distance:", "if True:"),
-        "a round too few: half a warp": Edit("(1, 2, 4, 8, 16)", "(1, 2, 4, 8)"),
+        "a round is missing: half a warp": Edit("(1, 2, 4, 8, 16)", "(1, 2, 4, 8)"),
         "32 bits for the sums: they overflow": Edit(
             "before = int64(0)", "before = int32(0)",
             "int64(weights[row, col]) if col < weights.shape[1] else int64(0)",
             "weights[row, col] if col < weights.shape[1] else int32(0)",
             "before += cuda.shfl_sync(0xFFFFFFFF, through, 31)",
             "before = int32(before + cuda.shfl_sync(0xFFFFFFFF, through, 31))"),
-        "the token's index in the chunk is stored, not that in the row":
+        "the index in the chunk is stored, not the index in the row":
             Edit("tokens[row] = col", "tokens[row] = lane"),
         "every lane adds up all weights before its own": draw_tokens_alone,
     },

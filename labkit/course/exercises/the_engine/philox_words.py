@@ -1,11 +1,11 @@
 """From a blank page: Philox
 
 Philox4x32-10 makes four random words of 32 bits from a counter of four words (a, b, c, d) and a key of two. Each of ten
-rounds begins with two products of 64 bits:
+rounds begins with two 64-bit products:
 
 `first = 0xD2511F53 * a` and `second = 0xCD9E8D57 * c`
 
-The new a, b, c and d are, in this order:
+The new a, b, c and d are, in order:
 
 1. the upper half of `second` ^ b ^ the first word of the key
 2. the lower half of `second`
@@ -16,15 +16,15 @@ The new a, b, c and d are, in this order:
 to its second, both modulo 2³². The four words after the tenth round are the result. With counter and key 0 it is
 0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8.
 
-`counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32, and a thread computes one row; blocks have 64 threads.
-Keep everything in variables. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower
-one.
+`counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32, and each thread computes one row; blocks have 64 threads.
+Keep everything in variables. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` is the
+lower half.
 
 Write `philox_words(counters, keys, out)` from the decorator down.
 """
 
 HINTS = ("Which of the four new words come from `first`, and which from `second`? Which old words are still needed "
-         "when a has been assigned?",
+         "after a has been assigned?",
          "Compute both products before any word changes. The key changes after the round, and a sum of two uint32 must "
          "be cut back to 32 bits by uint32(...).",
          "first, second = uint64(0xD2511F53) * uint64(a), uint64(0xCD9E8D57) * uint64(c); a, b, c, d = "
@@ -121,17 +121,17 @@ EXERCISE = KernelExercise(
             "first = uint64(0xD2511F53) * uint64(a)",
             "key_0 = uint32(key_0 + uint32(0x9E3779B9))\nkey_1 = uint32(key_1 + uint32(0xBB67AE85))\n"
             "first = uint64(0xD2511F53) * uint64(a)"),
-        "the two products are exchanged": Edit("uint32(second >> uint64(32)) ^ b ^ key_0",
+        "the two products are swapped": Edit("uint32(second >> uint64(32)) ^ b ^ key_0",
                                                "uint32(first >> uint64(32)) ^ b ^ key_0",
                                                "uint32(first >> uint64(32)) ^ d ^ key_1",
                                                "uint32(second >> uint64(32)) ^ d ^ key_1"),
         "the lower 32 bits are mixed with the key, not the upper ones": Edit(
             "uint32(second >> uint64(32)) ^ b ^ key_0", "uint32(second) ^ b ^ key_0"),
         "the second word of the key is not used": Edit("^ d ^ key_1", "^ d ^ key_0"),
-        "the words of the counter are taken in the opposite order": Edit(
+        "the words of the counter are used in reverse order": Edit(
             "a, b, c, d = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]",
             "d, c, b, a = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]"),
-        "products of 32 bits: their upper 32 bits are lost": Edit(
+        "32-bit products: the upper 32 bits are lost": Edit(
             "uint64(0xD2511F53) * uint64(a)", "uint64(uint32(uint32(0xD2511F53) * uint32(a)))",
             "uint64(0xCD9E8D57) * uint64(c)", "uint64(uint32(uint32(0xCD9E8D57) * uint32(c)))"),
         "no guard: the last block has threads without a counter": Edit("if i < counters.shape[0]:", "if True:"),
@@ -143,6 +143,6 @@ EQUIVALENT = {
 }
 
 AFTER = """
-With it, sampling a token needs no state from the samples before: the counter is the position, and the key the seed.
+With Philox, sampling a token needs no state from earlier samples: the counter is the position, and the key is the seed.
 `labkit.kernels.philox` has the function that the engine's kernels call; compare yours with it.
 """

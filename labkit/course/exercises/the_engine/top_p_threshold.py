@@ -1,22 +1,22 @@
 """Top-p without a sort
 
-`weights` (R, V) int32 are the weights of the tokens of each row, from 0 to 2³¹ − 1. `need` (R,) int64 is the mass
-that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their weight is at
-least a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to `thresholds`
-(R,) int32. The sum of a row may be far above 2³¹.
+`weights` (R, V) int32 holds the weights of the tokens of each row, from 0 to 2³¹ − 1. `need` (R,) int64 is the mass
+that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their weight is at least
+a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to `thresholds` (R,)
+int32. The sum of a row may be far above 2³¹.
 
 An example: of the weights 5, 9, 2 and 9, with a need of 20, the threshold is 5. With 6 or more only the nines are kept,
-and 18 is too little; with 5 it is 23.
+and 18 is too little; with 5 the sum is 23.
 
-The grid has a block of one warp for each row. Search bit by bit, from the highest on: a bit stays in the threshold if
-the tokens that weigh at least as much still reach `need`. Each bit needs one pass over the row, in which a lane adds up
+The grid has one block of one warp per row. Search bit by bit, from the highest down: a bit stays in the threshold if
+the tokens with at least that weight still reach `need`. Each bit needs one pass over the row, in which a lane adds up
 every 32nd weight, and shuffles that give every lane the sum.
 """
 
-HINTS = ("If the kept tokens reach `need` with some threshold, do they with a smaller one? How many comparisons then "
-         "find the largest threshold below 2**31?",
-         "threshold begins at 0 and bit at 1 << 30. For each bit: do the tokens with weights >= threshold + bit reach "
-         "need[row]? Each lane adds up every 32nd weight in an int64, and five shuffles by xor give all lanes the sum.",
+HINTS = ("If the kept tokens reach `need` with some threshold, do they also with a smaller one? How many comparisons "
+         "then find the largest threshold below 2**31?",
+         "threshold starts at 0 and bit at 1 << 30. For each bit: do the tokens with weights >= threshold + bit reach "
+         "need[row]? Each lane adds up every 32nd weight in an int64, and five xor shuffles give all lanes the sum.",
          "mass += weights[row, col] where weights[row, col] >= trial; mass += cuda.shfl_xor_sync(0xFFFFFFFF, mass, "
          "distance) for 16, 8, 4, 2, 1; if mass >= need[row]: threshold = trial; bit //= 2.")
 POINTS = 3
@@ -106,7 +106,7 @@ def _reached_exactly(rng, weights):
     return np.cumsum(ordered, axis=1)[:, min(4, weights.shape[1] - 1)]
 
 
-@asks("The row is read once for each bit of the threshold, and all lanes share the work.")
+@asks("The row is read once per bit of the threshold, and all lanes share the work.")
 def _passes(report) -> str | None:
     """A pass over the row for each bit, with all lanes; and no pass for each token."""
     elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
@@ -163,7 +163,7 @@ EXERCISE = KernelExercise(
     launch=lambda R, V: (R, 32),
     observe_sizes=({"R": 2, "V": 200},),
     demand=_passes,
-    domain=(_masses("all of the mass has to be reached", random_weights, _whole),
+    domain=(_masses("the whole mass has to be reached", random_weights, _whole),
             _masses("the most likely token is enough", _one_likely),
             _masses("the mass of a few tokens is reached exactly", random_weights, _reached_exactly),
             _masses("the mass of a few tokens is missed by one",
@@ -174,29 +174,29 @@ EXERCISE = KernelExercise(
             _masses("weights are close to 2**31, and the mass of a few is missed by one",
                     _heavy, lambda rng, weights: _reached_exactly(rng, weights) + 1),
             _masses("only one weight is more than 0", only(-1)),
-            _masses("the largest weights stand behind the first 32",
+            _masses("the largest weights come after the first 32",
                     lambda rng, R, V: np.where(np.arange(V) < 32, 3, 10_000) + rng.integers(0, 3, (R, V)))),
     wrong={
-        "tokens that weigh as much as the threshold are left out": Edit(">= trial", "> trial"),
+        "tokens whose weight equals the threshold are left out": Edit(">= trial", "> trial"),
         "a mass that is reached exactly counts as missed": Edit(">= need[row]", "> need[row]"),
         "one bit too few: weights of 2**30 and more are never reached": Edit("int32(1 << 30)", "int32(1 << 29)"),
         "the lowest bit is never tried": Edit("while bit > 0:", "while bit > 1:"),
         "the tokens are counted, not weighed": Edit("mass += weights[row, col]", "mass += 1"),
         "32 bits for the sum: it overflows": Edit("mass = int64(0)", "mass = int32(0)", "mass += weights[row, col]",
                                                   "mass = int32(mass + weights[row, col])"),
-        "each lane takes one weight, and the rest of the row is left out":
+        "each lane adds up only one weight, and the rest of the row is left out":
             Edit("range(lane, weights.shape[1], 32)", "range(lane, min(weights.shape[1], 32), 32)"),
         "every lane keeps the sum of its own weights": Edit("mass += cuda.shfl_xor_sync(0xFFFFFFFF, mass, distance)",
                                                           "pass"),
-        "`shfl_down_sync` in place of xor, and the last lane stores": Edit("shfl_xor_sync(", "shfl_down_sync(",
+        "`shfl_down_sync` instead of xor, and the last lane stores": Edit("shfl_xor_sync(", "shfl_down_sync(",
                                                                            "lane == 0", "lane == 31"),
-        "a round too few: half a warp": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
+        "a round is missing: half a warp": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
         "a bit is kept where the mass is missed": Edit(">= need[row]", "< need[row]"),
         "the sum is a float32: it is rounded":
             Edit("mass = int64(0)", "mass = np.float32(0)",
                  "mass += weights[row, col]", "mass += np.float32(weights[row, col])"),
-        "a pass over the row for each token": top_p_threshold_counts,
-        "one thread does it all": top_p_threshold_alone,
+        "one pass over the row per token": top_p_threshold_counts,
+        "one thread does all the work": top_p_threshold_alone,
     },
 )
 

@@ -1,26 +1,25 @@
 """From a blank page: what the prefix cache finds
 
-Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens, and what comes
-behind them in the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its
-*full* pages stay in the cache for the prompts after it.
+Prompts arrive one after another: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens, and the rest of
+the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its *full* pages
+stay in the cache for later prompts.
 
-A prompt finds its pages from the first one on, up to the first that is not in the cache. A page counts as found only if
-*all* tokens up to its end are the same, not only its own. And a page that ends with the prompt's last token is never
-found: that token has to be computed, since the next one is sampled from its logits.
+A prompt finds its pages in order, up to the first that is not in the cache. A page counts as found only if *all* tokens
+up to its end are the same, not only its own. And a page that ends with the prompt's last token is never found: that
+token has to be computed, since the next one is sampled from its logits.
 
-An example with pages of 2 and the prompts [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 9] and [9, 9, 3, 4, 5]: found are
-`[0, 2, 2, 0]` tokens. The second prompt may not find its last page, and the fourth not its second, which begins
-differently.
+An example with pages of 2 and the prompts [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 9] and [9, 9, 3, 4, 5]: the result is
+`[0, 2, 2, 0]`. The second prompt may not find its last page, and the fourth must not find its second, since the tokens
+before it are different.
 
 Write `found_tokens(prompts, lengths, page)`. It returns an array with the number of tokens found for each prompt.
 """
 
-HINTS = ("Two prompts with the same second page: when may the second one use the first one's? Write down what has to "
-         "be equal.",
+HINTS = ("Two prompts with the same second page: when may the second one use the first one's? What has to be equal?",
          "Give each full page a digest of the digest before it and of its own tokens, and keep the digests in a set. "
-         "Look up first, then enter. After a page that is missing, can a later one be found?",
+         "Look up first, then add. After a page that is missing, can a later one be found?",
          "digest = hash((digest, *row[place : place + page])); if digest in cache and place + page < length: tokens += "
-         "page; cache.add(digest). The digest begins at 0 for each prompt.")
+         "page; cache.add(digest). The digest is 0 at the start of each prompt.")
 POINTS = 3
 
 import numpy as np
@@ -103,24 +102,24 @@ EXERCISE = FunctionExercise(
     random_size=lambda rng: {"n": int(rng.integers(8, 24)), "S": int(rng.integers(8, 30)), "page": 4},
     domain=(_prompts("the same prompt comes twice, and its last page is full", [*A, *B], [*A, *B]),
             _prompts("a page has the same tokens as a cached one, after a different beginning", [*A, *B], [*C, *B, 0]),
-            _prompts("a page is not cached, and the one behind it has the tokens of one that is", [*A, *B, *C],
+            _prompts("a page is not cached, and the next one has the same tokens as a cached page", [*A, *B, *C],
                      [*A, *C, *C, 0]),
             _prompts("a prompt is a prefix of an earlier one", [*A, *B, *C], [*A, *B, 9], [*A, *B]),
             _prompts("all tokens are equal", [3] * 13, [3] * 9, [3] * 17),
-            Reach("what stands behind a prompt in its row is how a later prompt goes on", _cut_off,
+            Reach("the rest of a prompt's row equals the continuation of a later prompt", _cut_off,
                   {"n": 4, "S": 12, "page": 4}),
             _prompts("no prompt fills a page", [1, 2, 3], [1, 2, 3], [1]),
-            _prompts("a page is one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
+            _prompts("a page holds one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
     wrong={
         "the digest is of the page alone: the same tokens after a different beginning are found":
             Edit("digest = hash((digest, *row[place : place + page]))", "digest = hash((*row[place : place + page],))"),
         "the last token may be found as well: its logits would be missing": Edit(" and place + page < length", ""),
-        "a page that is not full is entered": Edit("while place + page <= length:", "while place < length:"),
-        "the prompt finds its own pages: they are entered before the search": Edit(
+        "a page that is not full is added": Edit("while place + page <= length:", "while place < length:"),
+        "the prompt finds its own pages: they are added before the lookup": Edit(
             "if digest in cache and place + page < length:",
             "cache.add(digest)\nif digest in cache and place + page < length:"),
-        "pages in place of tokens": Edit("tokens += page", "tokens += 1"),
-        "a prompt enters only its first page": Edit("cache.add(digest)",
+        "pages are counted instead of tokens": Edit("tokens += page", "tokens += 1"),
+        "only the first page of a prompt is added": Edit("cache.add(digest)",
                                                     "if place == 0:\n    cache.add(digest)"),
     },
 )

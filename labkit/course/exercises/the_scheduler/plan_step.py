@@ -1,26 +1,26 @@
 """A step under a token budget
 
-Plan a step of at most `budget` tokens. `running` has, for each running sequence, how many of its tokens are not
-computed yet: 1 if it decodes, more in the middle of a prompt. `waiting` has the lengths of the waiting prompts. In both
-arrays the oldest comes first, and either may be empty.
+Plan a step of at most `budget` tokens. `running` says, for each running sequence, how many of its tokens are not
+computed yet: 1 if it is decoding, more in the middle of a prompt. `waiting` has the lengths of the waiting prompts. In
+both arrays the oldest comes first, and either may be empty.
 
-- Running sequences come first, in their order. Each gets its tokens, as far as the budget allows.
-- Then waiting prompts are admitted, in their order, as long as tokens are left. An admitted prompt gets its tokens, as
-  far as the budget allows, one of `seats` free seats, and pages of 16 tokens for its *whole* prompt.
-- For that, the `free` pages must be enough for its pages and for one more for each sequence that runs by then, those
-  admitted in this step included. Once a prompt cannot be admitted, those behind it are not admitted either.
+- Running sequences come first, in order. Each gets its tokens, as far as the budget allows.
+- Then waiting prompts are admitted, in order, as long as the budget has tokens left. An admitted prompt gets its
+  tokens, as far as the budget allows, one of `seats` free seats, and pages of 16 tokens for its *whole* prompt.
+- To be admitted, a prompt needs enough `free` pages for itself and for one more per sequence that is already running,
+  including those admitted in this step. Once a prompt cannot be admitted, those behind it are not admitted either.
 
-Return an array with the tokens of each in this step, for all of `running`, then for all of `waiting`; 0 for those that
-are not in it.
+Return an array with the number of tokens that each gets in this step, for all of `running`, then for all of `waiting`;
+0 for those that get none.
 
 An example: `running` [1, 1], `waiting` [6, 20, 4], budget 10, 8 seats and 9 free pages give `[1, 1, 6, 2, 0]`. The
-first prompt needs 1 page and 2 for those that run. The second needs 2 and 3, and 8 are left; it gets the last 2
-tokens.
+first prompt needs 1 page, and 2 more for the running sequences. The second needs 2 and 3 more, and 8 are free; it gets
+the last 2 tokens of the budget.
 """
 
 HINTS = ("In the example, how many pages must be free for the third prompt, if the budget were 100? Which sequence "
          "is in the middle of its prompt afterwards?",
-         "Two loops. In the first, min(left, budget). In the second, four conditions; a variable remembers that one of "
+         "Two loops. In the first, min(left, budget). In the second, four conditions; a variable records that one of "
          "them has failed. After an admission, the budget, the seats, the free pages and the number of running "
          "sequences all change.",
          "queue_open = queue_open and budget > 0 and seats > 0 and -(-prompt // 16) + holders <= free; then "
@@ -97,11 +97,11 @@ EXERCISE = FunctionExercise(
             _queue("the budget ends within the prompt of a running sequence", [1, 70, 1], [5], 40, 8, 100),
             _queue("the budget has one token left for a prompt", [1, 1], [9], 3, 8, 100),
             _queue("the budget is used up exactly", [1, 1], [8, 5], 10, 8, 100),
-            _queue("the first waiting prompt does not fit, and the second would", [1], [60, 4], 100, 8, 4),
+            _queue("the first waiting prompt does not fit, but the second would", [1], [60, 4], 100, 8, 4),
             _queue("all pages are needed, and those of the prompts are just enough", [1, 1], [32, 16], 100, 8, 6),
             _queue("the pages are just enough for the only prompt", [1], [16], 100, 8, 2),
             _queue("a page is missing for a running sequence", [1, 1], [32, 16], 100, 8, 5),
-            _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
+            _queue("only part of a prompt is computed, and the pages would not hold all of it", [1], [60], 10, 8,
                    3),
             _queue("a running sequence is in the middle of its prompt, and a page is missing for it", [1, 20], [32],
                    100, 8, 3),
@@ -113,7 +113,7 @@ EXERCISE = FunctionExercise(
         "a waiting prompt is admitted before an older one that does not fit":
             Edit("queue_open = queue_open and", "queue_open ="),
         "the seats are not counted down": Edit("seats -= 1", ""),
-        "no page is left for the running sequences": Edit("pages + holders <= free", "pages <= free"),
+        "no page is kept for the running sequences": Edit("pages + holders <= free", "pages <= free"),
         "a sequence in the middle of its prompt is not counted as running":
             Edit("holders = len(running)", "holders = int((running == 1).sum())"),
         "a sequence admitted in this step is not counted as running": Edit("holders += 1", ""),

@@ -9,21 +9,20 @@ prompt of 7 tokens and writes 8; b has a prompt of 5 and writes 6. Both are admi
 | 1 | 1 | the rest of its prompt, 4 | 8, 5 | 2 + 2 |
 
 The step that computes the last token of a prompt samples the first one of the output. Each sampled token is computed in
-a later step, except the last one, which is never computed. If no page is free, the younger sequence gives back its own
-and waits until there are pages for all of its tokens.
+a later step, except the last one, which is never computed. If no page is free when one is needed, the younger sequence
+gives back its pages and waits until there are pages for all of its tokens.
 
-How many pages are held in step 2? Which is the step in which b is preempted, and which runs without it? How many
-tokens are computed a second time? How many steps are there in all, and how many with a memory of 100 pages? Steps
-count from 0.
+How many pages are held in step 2? In which step is b preempted and left out? How many tokens are computed a second
+time? How many steps are there in all, and how many with 100 pages? Steps count from 0.
 """
 
-HINTS = ("Continue the table: after each step, a and b have one token more. The pages are the tokens over four, "
-         "rounded up.",
+HINTS = ("Continue the table: from step 2 on, a and b get one more token in each step. The pages are the tokens over "
+         "four, rounded up.",
          "a has 7 after step 0, b has 1 after step 0 and 5 after step 1; then each has one more in every step. Where "
          "do the pages exceed 6? When b returns, its prompt and all tokens sampled so far have to be computed, at most "
          "8 in a step.",
-         "a needs its fourth page in step 6, when b holds three with nine tokens. a ends with step 7. b computes its "
-         "ten tokens in steps 8 and 9, and is done, since the last token is never computed.")
+         "a needs its fourth page in step 6, when b holds three pages with nine tokens. a ends in step 7. b computes "
+         "its ten tokens in steps 8 and 9, and is done, since the last token is never computed.")
 POINTS = 2
 NEEDS = ("plan_step",)
 
@@ -64,8 +63,8 @@ EXERCISE = PredictionExercise(
     truth=_schedule,
     how={"held": "In step 2, a's ninth token needs a third page, and b's sixth its second: 3 + 2.",
          "gone": "a has 7 tokens after step 0 and one more after each step: its thirteenth, in step 6, needs a fourth "
-                 "page. By then b holds three, since its ninth token came in step 5, and 3 + 3 are all.",
-         "again": "b had computed all of its tokens up to the ninth. All nine are computed again.",
+                 "page. By then b holds three, since its ninth token came in step 5, and 3 + 3 is all there are.",
+         "again": "b's tokens up to the ninth had been computed. All nine are computed again.",
          "steps": "a computes its last token, the fourteenth, in step 7. b has ten tokens to compute then, 8 in step 8 "
                   "and 2 in step 9, and the token that step 9 samples is its last.",
          "steps_ample": "b needs steps 0 and 1 for its prompt, where step 1 samples its first token, and five more. a "
@@ -73,9 +72,9 @@ EXERCISE = PredictionExercise(
     wrong={"the last token is computed as well: its keys and values are never needed": {
                **TRUE, "steps": 12, "steps_ample": 9},
            "all of b's prompt is computed in step 0, beyond the budget": {**TRUE, "gone": 6, "again": 10},
-           "the older one is preempted": {**TRUE, "again": 12, "steps": 11},
-           "a prompt is all that is computed again": {**TRUE, "again": 5, "steps": 14},
+           "the older sequence is preempted": {**TRUE, "again": 12, "steps": 11},
+           "only the prompt is computed again": {**TRUE, "again": 5, "steps": 14},
            "nothing is computed again: the pages are kept": {**TRUE, "again": 0, "steps": 9},
            "steps are counted from 1": {**TRUE, "gone": 7, "steps": 11, "steps_ample": 9},
-           "a page is taken one token too early": {**TRUE, "held": 6, "gone": 5, "again": 8}},
+           "a new page is allocated one token too early": {**TRUE, "held": 6, "gone": 5, "again": 8}},
 )
