@@ -110,18 +110,18 @@ def _grading_of(data: dict) -> str:
             + (f", {_minutes(warm)} with warm ones" if warm else "")
             + (", while the machine did other work, too" if busy else "") + f" ({one['date']}).")
     for name, one in data.get("killed", {}).items():
-        same = "the scores of a run that nothing stopped" if one["same_scores"] else "other scores than without"
+        same = "the same scores as" if one["same_scores"] else "other scores than"
         lines.append(
             f"- Chapter {name}, {one['students']:,} submissions: killed (`kill -9`) with {one['kept_when_killed']:,} "
-            f"of {one['answers']:,} verdicts kept; the same command went on, judged {one['judged_again']} of those "
-            f"again, and gave {same}.")
+            f"of {one['answers']:,} verdicts kept; the same command resumed, judged {one['judged_again']} of those "
+            f"again, and gave {same} an uninterrupted run.")
     for one in data.get("simulated", {}).values():
         rates = ", ".join(f"{point['answers_per_s']:.1f} with {point['workers']}" for point in one["points"])
         lines.append(
-            f"- Simulated, nothing graded: up to {one['answers']:,} answers on workers of a dask cluster; for each a "
-            f"worker sleeps, {one['mean_s']:.2f} s on average, which is what real answers took divided by "
-            f"{one['faster']:g}. Answers a second: {rates} workers.")
-        lines.append("\n![Answers a second over the number of workers, simulated](data/grading.png)")
+            f"- Simulated, nothing graded: up to {one['answers']:,} answers on workers of a dask cluster; for each, a "
+            f"worker sleeps {one['mean_s']:.2f} s on average, the time that real answers took divided by "
+            f"{one['faster']:g}. Answers per second: {rates} workers.")
+        lines.append("\n![Answers per second against the number of workers, simulated](grading.png)")
     return "\n".join(lines) or "No class has been timed yet."
 
 
