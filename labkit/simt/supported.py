@@ -59,29 +59,31 @@ def page() -> str:
         "in an observed launch and under `labkit.simt.strict_barriers()`, such a barrier is an error.",
         "**Threads that wait for one another in a loop**, for a flag or a lock in memory, make progress in any "
         "order, whether they are blocks, warps of a block or lanes of a warp. If one waits for a thread that "
-        "compiled code has yet to run, the launch is interpreted from its beginning, at about a microsecond per "
+        "compiled code has yet to run, the launch starts again in the interpreter, at about a microsecond per "
         "operation and thread. A block that waits for an earlier one, as in a look-back, runs compiled. If no "
         "thread is left that could end the wait, a DeadlockError names the lines. A for loop, and any loop that "
         "contains a block barrier, must read the flag with an atomic, such as `cuda.atomic.add(flag, 0, 0)`.",
         "## Refused in kernels",
         *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
         *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),
-        "**Also**: recursion of device functions that hold a barrier, a collective or a shared array; arrays that a "
-        "kernel allocates, copies or computes with as a whole, which a GPU runs with `NUMBA_CUDA_ENABLE_NRT` alone; "
+        "**Also**: recursion in device functions that contain a barrier, a collective or a shared array; arrays that a "
+        "kernel allocates, copies or computes with as a whole, which a GPU runs only with `NUMBA_CUDA_ENABLE_NRT`; "
         "intrinsics with inline PTX; functions created by `exec` before `labkit.simt` was imported, whose source "
-        "cannot be read; shared and local arrays of vectors. Of what a GPU accepts: `isinstance()`, `match`, `.flat`.",
+        "cannot be read; shared and local arrays of vectors; and, although a GPU accepts them, `isinstance()`, `match` "
+        "and `.flat`.",
         "## What differs from a GPU",
-        "**Faults.** Every access is checked, and an assert or an exception of a kernel stops the launch, with "
-        "`debug=True` or without; on a GPU only with it. A division by zero is a fault with `debug=True` and without "
+        "**Faults.** Every access is checked, and a failed assert or an exception in a kernel stops the launch, with "
+        "or without `debug=True`; on a GPU, only with it. A division by zero is a fault with `debug=True` and without "
         "`fastmath=True`, as on a GPU.",
-        f"**Recursion** ends with a RecursionError at {MAX_DEPTH} calls. A GPU's stack may hold fewer, and does not "
-        "say so.",
-        "**Memory that nothing wrote** is filled with 0xFF, a NaN or -1. A GPU leaves there what was there before.",
-        "**Atomics**: blocks run one after another in a kernel that has any, so that sums of floats repeat exactly.",
-        "**Signatures**: an array of another dtype than the kernel's signature says is refused. A GPU takes its bytes "
-        "for the other dtype.",
-        "**Overloads** are chosen by the types that the tree of a kernel shows; a call whose arguments have types that "
-        "are known to Numba alone is refused. Their signatures are not compared with the function's.",
+        f"**Recursion** ends with a RecursionError at {MAX_DEPTH} calls. A GPU's stack may hold fewer, and "
+        "does not report an overflow.",
+        "**Uninitialised memory** is filled with 0xFF, which reads as NaN or -1. On a GPU it holds what was there "
+        "before.",
+        "**Atomics**: in a kernel that uses them, blocks run one after another, so that float sums are reproducible.",
+        "**Signatures**: an array whose dtype differs from the one in the kernel's signature is refused. A GPU "
+        "reinterprets its bytes as that dtype.",
+        "**Overloads** are chosen by the types that a kernel's syntax tree shows; a call with arguments whose types "
+        "only Numba knows is refused. Their signatures are not compared with the function's.",
         "**`nanosleep` and the fences** take no time, and loads and stores take effect at once and in order.",
         "## On the host",
         *_listed("Names of `cuda`", calls),
