@@ -96,11 +96,11 @@ def page(result: Mapping) -> str:
     texts, tokens = result["texts"], result["tokens"]
     lines = [
         "# Weights in 8 and 4 bits", "",
-        "What `data/tiny-llama` loses when its linear layers are in fewer bits; the embedding, which is the head, too, "
-        "and the norms stay in bfloat16. Made by `python -m labkit.models.quantize_page` with NumPy in float32, so "
-        "that only the weights differ. No published checkpoint was loaded: the readers of AWQ's, GPTQ's and "
-        "compressed-tensors' layouts are tested with files that the tests pack from the formats' documentation.", "",
-        "| linear layers | bits a weight | MB of them | MB in all | loss, held-out texts | loss, texts trained on | "
+        "What `data/tiny-llama` loses when its linear layers are stored in fewer bits; the embedding, which is also "
+        "the head, and the norms stay in bfloat16. Made by `python -m labkit.models.quantize_page` with NumPy in "
+        "float32, so that only the weights differ. No published checkpoint was loaded: the readers of the AWQ, GPTQ and "
+        "compressed-tensors layouts are tested with files that the tests pack from the formats' documentation.", "",
+        "| linear layers | bits per weight | their MB | total MB | loss, held-out texts | loss, training texts | "
         "same tokens | same answers |", "|---|---|---|---|---|---|---|---|"]
     for row in result["rows"]:
         lines.append(
@@ -108,20 +108,21 @@ def page(result: Mapping) -> str:
             f"{row['held_out']:.3f} | {row['trained']:.4f} | {row['same_tokens'] / result['answer_tokens']:.1%} | "
             f"{row['same_answers']} of {result['prompts']} |")
     lines += [
-        "", f"- **Loss**: the mean of -log(probability) of a token, over {texts['held_out']} texts with "
-        f"{tokens['held_out']:,} tokens that the model was not trained on, and {texts['trained']} with "
-        f"{tokens['trained']:,} that it was. It knows its book by heart: unknown texts surprise it so much (a loss of "
-        f"{result['rows'][0]['held_out']:.1f}, where guessing evenly among {VOCABULARY:,} tokens has "
+        "", f"- **Loss**: the mean of -log(probability) per token, over {texts['held_out']} texts with "
+        f"{tokens['held_out']:,} tokens that the model was not trained on, and {texts['trained']} texts with "
+        f"{tokens['trained']:,} tokens that it was trained on. It knows its book by heart: unknown texts surprise it "
+        f"so much (a loss of "
+        f"{result['rows'][0]['held_out']:.1f}, where a uniform guess among {VOCABULARY:,} tokens has "
         f"{math.log(VOCABULARY):.1f}) that rounding changes little; what rounding costs shows in the texts that it "
         f"knows.",
         f"- **Same tokens, same answers**: {result['prompts']} questions, answered greedily in bfloat16 with up to "
-        f"{TOKENS} tokens; how many of these the quantised model chooses, too, after the same tokens, and how many "
-        f"answers it writes without a difference.",
-        f"- **INT4** is in groups of {GROUP}, the largest that divides the MLP's width of 704, with a scale in "
-        f"bfloat16 each; **with zeros** each group also has a zero of 4 bits, so that its codes reach from its "
-        f"smallest weight to its largest. INT8 and FP8 have a scale for each row.",
+        f"{TOKENS} tokens; how many of these tokens the quantised model also chooses, given the tokens before it, and "
+        f"how many answers it reproduces exactly.",
+        f"- **INT4** has groups of {GROUP}, the largest that divides the MLP's width of 704, each with a bfloat16 "
+        f"scale; **with zeros**, each group also has a 4-bit zero point, so that its codes span the range from its "
+        f"smallest weight to its largest. INT8 and FP8 have one scale per row.",
         f"- **GPTQ** is calibrated with {texts['calibration']} other texts that the model was trained on, "
-        f"{tokens['calibration']:,} tokens. The columns after a column make up for its rounding errors.",
+        f"{tokens['calibration']:,} tokens. The columns after each column compensate for its rounding errors.",
     ]
     return "\n".join(lines) + "\n"
 
