@@ -14,9 +14,10 @@ TAKE = {"SamplingParams": SamplingParams, "LLM": LLM, "LLM.generate": LLM.genera
 
 def table() -> str:
     """The page of all names, in Markdown."""
-    lines = ["# vLLM's names", "", f"The names that `SamplingParams`, `LLM`, `LLM.generate` and `LLM.chat` of vLLM "
-             f"{record()['version']} take, and what each does here; the last of each list are those of older versions. "
-             "Made by `python -m labkit.engine.vllm_page`, from the code.", ""]
+    lines = ["# vLLM's names", "", f"The parameters of `SamplingParams`, `LLM`, `LLM.generate` and `LLM.chat` in vLLM "
+             f"{record()['version']}, and what each does here; those of older versions come last in each list. One "
+             "that is not supported is refused unless it is None, False or empty. Made by `python -m "
+             "labkit.engine.vllm_page`, from the code.", ""]
     for of, target in TAKE.items():
         parameters = inspect.signature(target).parameters
         lines += [f"## {of}", "", "| name | here |", "|---|---|"]
