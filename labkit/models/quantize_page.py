@@ -98,8 +98,8 @@ def page(result: Mapping) -> str:
         "# Weights in 8 and 4 bits", "",
         "What `data/tiny-llama` loses when its linear layers are stored in fewer bits; the embedding, which is also "
         "the head, and the norms stay in bfloat16. Made by `python -m labkit.models.quantize_page` with NumPy in "
-        "float32, so that only the weights differ. No published checkpoint was loaded: the readers of the AWQ, GPTQ and "
-        "compressed-tensors layouts are tested with files that the tests pack from the formats' documentation.", "",
+        "float32, so that only the weights differ. No published checkpoint was loaded: the readers of the AWQ, GPTQ "
+        "and compressed-tensors layouts are tested with files that the tests pack from the formats' documentation.", "",
         "| linear layers | bits per weight | their MB | total MB | loss, held-out texts | loss, training texts | "
         "same tokens | same answers |", "|---|---|---|---|---|---|---|---|"]
     for row in result["rows"]:
