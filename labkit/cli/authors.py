@@ -18,7 +18,7 @@ def mutate(
     """Make many small changes to each answer: check must reject every mutant.
 
     A mutant that survives is either a hole in the check, listed in data/mutants.toml, or equivalent to the answer, in
-    which case EQUIVALENT in the exercise's file says why. Exits with code 1 if one survives that is in neither.
+    which case EQUIVALENT in the exercise's file says why. Exits with code 1 if a survivor is in neither.
     """
     from rich.markup import escape
 

@@ -11,9 +11,9 @@ from labkit._common.errors import UserError
 from labkit.cli.shared import Device, choose_device, complain, consoles, fail, learners_course, say, say_next
 
 Which = Annotated[
-    str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter or an exercise. All of them by default.")
+    str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter or an exercise. By default, all of them.")
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as count_down.")]
 
 
 def find_exercises(course, name: str | None):
@@ -285,7 +285,7 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print the pro
 
 def solution(
     name: Name,
-    give_up: Annotated[bool, typer.Option("--give-up", help="Show it before you have passed the exercise.")] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Show it although you have not passed it.")] = False,
 ):
     """Show the answer to an exercise that you have passed."""
     from rich.syntax import Syntax

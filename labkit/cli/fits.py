@@ -16,39 +16,39 @@ def fits(
         str | None,
         typer.Argument(metavar="LESSON | KERNEL | FILE.py:NAME",
                        help="A lesson (07, or its name); an operation, a rung or a kernel of the course (matmul, "
-                            "softmax_online); or a kernel in your file or notebook. By default, the GPUs are listed.")
+                            "softmax_online); or a kernel in your file or notebook. By default, list the known GPUs.")
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", metavar="GPU[,GPU...]",
-                     help="Such as t4,rtx3060, or compute capabilities, 7.5. By default t4, rtx3060, rtx4090, rtx5090, "
-                          "l4, a100, h100, b200.")
+                     help="Names, such as t4,rtx3060, or compute capabilities, such as 7.5. By default t4, rtx3060, "
+                          "rtx4090, rtx5090, l4, a100, h100, b200.")
     ] = None,
     types: Annotated[
         str | None,
         typer.Option("--types", metavar="TYPES",
-                     help='Of your kernel\'s parameters: "float32, float32[::1]". By default those of its signature; '
-                          "without one, arrays and numbers of float32 are assumed where that compiles.")
+                     help='The types of your kernel\'s parameters: "float32, float32[::1]". By default those of its '
+                          "signature or, without one, float32 arrays and scalars if that compiles.")
     ] = None,
     block: Annotated[
         str | None,
         typer.Option("--block", metavar="N[,N[,N]]",
-                     help="The block that your kernel is launched with: 256, or 16,16. 256 threads by default.")
+                     help="The block size that your kernel is launched with: 256, or 16,16. By default 256 threads.")
     ] = None,
     size: Annotated[
         str | None,
         typer.Option("--size", metavar="SIZE",
-                     help='For the bound. Of an operation: "M=4096,N=4096,K=4096", by default the size it is timed at. '
-                          'Of your kernel, the shapes of its arrays: "a=4096x64,out=4096".')
+                     help='For the bound. For an operation: "M=4096,N=4096,K=4096", by default the size it is timed '
+                          'at. For your kernel, the shapes of its arrays: "a=4096x64,out=4096".')
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Of a lesson or an operation: a table for each rung.")
+        bool, typer.Option("--verbose", "-v", help="For a lesson or an operation: one table per rung.")
     ] = False,
 ):
-    """Would it run there? Compile a kernel for GPUs that you need not have.
+    """Compile a kernel for GPUs that you may not have, and say whether it would run there.
 
-    For each GPU: registers, spills, shared memory, occupancy and what limits it, refused instructions with the line of
-    Python, and the least time by the data sheet.
+    Shown per GPU: registers, spills, shared memory, occupancy and what limits it, refused instructions with their line
+    of Python, and the shortest time that the data sheet allows.
 
     For example: labkit fits mine.py:blur --gpu t4,rtx3060 --types "float32[:, ::1], float32[:, ::1]" --block 16,16
     """
@@ -82,7 +82,7 @@ def fits(
 
 
 def found(what: str, targets: dict, sizes: dict | None, verbose: bool, progress) -> list:
-    """The tables of a lesson, an operation, a rung or a kernel."""
+    """Return the tables of a lesson, an operation, a rung or a kernel."""
     from labkit.measure import fits as measure
 
     operations = of_lesson(what)
@@ -101,7 +101,7 @@ def found(what: str, targets: dict, sizes: dict | None, verbose: bool, progress)
 
 
 def of_lesson(what: str) -> list | None:
-    """The operations of a lesson; None where this names none. Raises UserError for a lesson without operations."""
+    """Return a lesson's operations, or None if `what` is not a lesson. Raise UserError if the lesson has none."""
     from labkit.course import abilities, registry
     from labkit.measure import ops
 
@@ -126,7 +126,7 @@ def read_block(text: str | None) -> tuple[int, ...] | None:
 
 
 def read_size(text: str | None) -> dict | None:
-    """{"M": 4096} of "M=4096", {"a": (64, 8)} of "a=64x8"."""
+    """Return {"M": 4096} for "M=4096", {"a": (64, 8)} for "a=64x8"."""
     if text is None:
         return None
     sizes = {}

@@ -16,7 +16,7 @@ def grade(
     chapter: Annotated[list[str] | None, typer.Option("--chapter", metavar="NN", help="Grade only this chapter's "
                                                       "exercises; can be repeated.")] = None,
     roster: Annotated[Path | None, typer.Option("--roster", metavar="FILE", help="A CSV with the columns id, name, "
-                                                "email; used to list missing students.")] = None,
+                                                "email; it matches files to students and lists missing ones.")] = None,
     similar: Annotated[bool, typer.Option("--similar", help="Also write similar.html and similar.txt: pairs of "
                                           "answers that differ only in names, order and constants. Scores do not "
                                           "change.")] = False,
@@ -33,7 +33,7 @@ def grade(
 
     Only the names at the top of FOLDER decide whose file is whose; names inside a student's folder do not. Launches
     made by a function are observed like kernels; anything that cannot be observed gets no points, and the page says
-    why. The class's page ends with notes, one line for each kind and student. If interrupted, the same command resumes.
+    why. The class's page ends with notes, one line per kind and student. If interrupted, the same command resumes.
     Exits with code 1 if an answer could not be graded.
     """
     import functools

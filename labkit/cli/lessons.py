@@ -183,7 +183,9 @@ def build(
     check: Annotated[
         bool, typer.Option("--check", help="Only look for stale, missing or unlisted files and faulty exercises.")
     ] = False,
-    readme_only: Annotated[bool, typer.Option("--readme", help="Only update README's generated parts.")] = False,
+    readme_only: Annotated[
+        bool, typer.Option("--readme", help="Only update the generated parts of README and of the pages in data/.")
+    ] = False,
     exercises_only: Annotated[bool, typer.Option("--exercises", help="Only build the exercises.")] = False,
     search_only: Annotated[bool, typer.Option("--search", help="Only build the index for labkit search.")] = False,
     prose_only: Annotated[bool, typer.Option("--prose", help="Only update prose; execute nothing.")] = False,

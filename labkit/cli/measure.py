@@ -25,22 +25,22 @@ def bench(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Few runs, nothing written. On a GPU, compare with its recording; else use small "
+        typer.Option("--quick", help="Few runs; write nothing. On a GPU, compare with its recording; else use small "
                                      "sizes."),
     ] = False,
     share: Annotated[
         bool,
-        typer.Option("--share", help="Measure nothing; write what is recorded of OPS on this GPU as one file that you "
-                                     "can send in. It names neither you nor this machine."),
+        typer.Option("--share", help="Measure nothing; write what is recorded of OP on this GPU to one file that you "
+                                     "can contribute. It names neither you nor this machine."),
     ] = False,
     check: Annotated[
         str | None,
         typer.Option("--check", metavar="FILE", help="Measure nothing; say whether FILE, as --share writes it, can be "
-                                                     "sent in, and if not, why."),
+                                                     "contributed, and if not, why."),
     ] = None,
     kernels: Annotated[
         str | None,
-        typer.Option("--kernels", metavar="N[,N,N]", help="With simt: how many kernels are compared with Numba's "
+        typer.Option("--kernels", metavar="N[,N,N]", help="With simt: how many kernels to compare with Numba's "
                                                           "simulator, at 64, 1,024 and 4,096 threads. 200,50,25 take "
                                                           "a quarter of an hour."),
     ] = None,
@@ -55,7 +55,7 @@ def bench(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="TYPE", help="The type of that model's numbers, as for labkit serve.",
+        typer.Option("--dtype", metavar="TYPE", help="The data type of that model, as for labkit serve.",
                      rich_help_panel=SERVE),
     ] = None,
     api_key: Annotated[

@@ -23,28 +23,29 @@ def generate(
     ] = "tiny",
     prompts: Annotated[
         str | None,
-        typer.Option("--prompts", metavar="FILE", help="Llama: a file with one prompt per line, run in one batch."),
+        typer.Option("--prompts", metavar="FILE", help="Llama or Qwen3: a file with one prompt per line, run in one "
+                                                        "batch."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Llama: continue the prompt itself, without the model's chat template.")
+        bool, typer.Option("--raw", help="Llama or Qwen3: continue the prompt itself, without the chat template.")
     ] = False,
     tokens: Annotated[int, typer.Option("--tokens", "--max-tokens", help="Maximum number of tokens.", min=1)] = 64,
     temperature: Annotated[
         float, typer.Option("--temperature", help="Below 1, likely tokens become likelier; 0 means --greedy.")
     ] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 for all.", min=0)] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", help="And from the likeliest that together reach p.")] = 1.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Of those, keep the likeliest that together reach p.")] = 1.0,
     min_p: Annotated[
-        float, typer.Option("--min-p", help="Llama: exclude tokens less likely than this times the likeliest.")
+        float, typer.Option("--min-p", help="Llama or Qwen3: exclude tokens less likely than this times the likeliest.")
     ] = 0.0,
     stop: Annotated[
         list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="Llama: stop before this text. Can be repeated."),
+        typer.Option("--stop", metavar="TEXT", help="Llama or Qwen3: stop before this text. Can be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.", min=0)] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always choose the likeliest token.")] = False,
     yours: Annotated[
-        bool, typer.Option("--yours", help="GPT-2: use the kernels from your exercises, which are for float32.")
+        bool, typer.Option("--yours", help="GPT-2 in float32: use the kernels from your exercises.")
     ] = False,
     dtype: Dtype = "auto",
     device: Device = None,

@@ -21,35 +21,35 @@ def quantize(
                                                   "Hugging Face hub.")
     ],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; it must not exist.")],
-    bits: Annotated[int | None, typer.Option("--bits", help="4 or 8; by default 4, or what --format has.")] = None,
+    bits: Annotated[int | None, typer.Option("--bits", help="4 or 8; by default 4, or those of --format.")] = None,
     format: Annotated[
         str | None,
         typer.Option("--format", help="int4, int8 or fp8 (E4M3); by default int4, and int8 with --bits 8."),
     ] = None,
     group: Annotated[
         int | None,
-        typer.Option("--group", help="int4: 128, 64 or 32 weights share a scale. By default the largest that divides "
-                                     "the inputs of every layer."),
+        typer.Option("--group", help="int4: how many weights share a scale: 128, 64 or 32. By default the largest that "
+                                     "divides the number of inputs of every layer."),
     ] = None,
     zeros: Annotated[
-        bool, typer.Option("--zeros", help="int4: a zero for each group, too: codes cover its smallest to its largest "
-                                           "weight.")
+        bool, typer.Option("--zeros", help="int4: also store a zero point per group, so that codes span its smallest "
+                                           "to its largest weight.")
     ] = False,
     method: Annotated[
         str | None,
         typer.Option("--method", help="gptq, which needs --calibration, or rtn: round to nearest. By default gptq "
-                                      "where --calibration is given."),
+                                      "if --calibration is given, else rtn."),
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option("--calibration", metavar="FILE", help="gptq: a UTF-8 text file, one text per line, of what the "
-                                                           "model is for. Some 40 texts do."),
+        typer.Option("--calibration", metavar="FILE", help="gptq: a UTF-8 text file, one text per line, typical of "
+                                                           "what the model is for. About 40 texts are enough."),
     ] = None,
 ):
     """Write a Llama or a Qwen3 with its linear layers in 8 or 4 bits, in the layout of compressed-tensors.
 
     generate and serve take the folder as --model. The embedding, the head and the norms stay as they are. Ctrl-C leaves
-    nothing.
+    nothing behind.
 
     For example: labkit quantize tiny-llama --out tiny-llama-int4 && labkit generate "What is a hacker?" --model
     tiny-llama-int4

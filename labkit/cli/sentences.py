@@ -117,7 +117,7 @@ def sts(
 ):
     """Print Spearman's correlation between human scores and the cosines of the embeddings.
 
-    Unusable lines are skipped and named. Equal scores share the mean of their ranks.
+    Unusable lines are skipped and listed. Equal scores share the mean of their ranks.
 
     For example: labkit sts sts-test.csv
     """

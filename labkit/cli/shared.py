@@ -22,9 +22,9 @@ Device = Annotated[
 Dtype = Annotated[
     str,
     typer.Option("--dtype", metavar="TYPE",
-                 help="The type of the model's numbers: auto, float16, float32 or, for a Llama or Qwen3, bfloat16. "
-                      "auto is bfloat16 for these, but float16 on a GPU of a compute capability below 8.0; float32 "
-                      "for a GPT-2; for a sentence encoder float16 on a GPU, else float32."),
+                 help="The model's data type: auto, float16, float32 or, for a Llama or Qwen3, bfloat16. auto is "
+                      "bfloat16 for these (float16 on a GPU with compute capability below 8.0), float32 for a GPT-2, "
+                      "and for a sentence encoder float16 on a GPU, else float32."),
 ]
 
 

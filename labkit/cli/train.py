@@ -14,20 +14,20 @@ def train(
         str, typer.Argument(metavar="CONFIG", help="A TOML file with the model, the data and the training; "
                                                    "data/minute.toml is one.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder of the checkpoint.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder for the checkpoint.")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run whose checkpoint is in --out, to the same bits.")
+        bool, typer.Option("--resume", help="Continue the run whose checkpoint is in --out, bit for bit.")
     ] = False,
     steps: Annotated[
         int | None,
         typer.Option("--steps", metavar="N", help="Stop after step N with a checkpoint; --resume continues it.", min=1),
     ] = None,
     yours: Annotated[
-        bool, typer.Option("--yours", help="Use the kernels from your exercises, which are for float32.")
+        bool, typer.Option("--yours", help="Use the kernels from your exercises; needs train.dtype float32.")
     ] = False,
     device: Device = None,
 ):
-    """Train a GPT-2 or a Llama with kernels from this course alone. Ctrl-C keeps the last checkpoint.
+    """Train a GPT-2 or a Llama using only kernels from this course. Ctrl-C keeps the last checkpoint.
 
     For example: labkit train data/minute.toml --out build/minute, then labkit generate "The" --model build/minute
     """

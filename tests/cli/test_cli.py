@@ -99,7 +99,7 @@ OPTIONS = {
     "fits": "--gpu --types --block --size --verbose",
     "bench": "--device --out --quick --share --check --kernels --url --model --dtype --api-key --rate --concurrency "
              "--requests --prompts --outputs --seed --slo --timeout",
-    "train": "--out --resume --steps --device",
+    "train": "--out --resume --steps --yours --device",
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
                 "--dtype --device",
     "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --dtype "
