@@ -32,7 +32,7 @@ def poisoned(shape, dtype, strides=None, order="C") -> np.ndarray:
         free, total = machine_memory()
         if nbytes > free:
             raise MemoryError(
-                f"out of memory: {gigabytes(nbytes)} asked for, {gigabytes(free)} free of {gigabytes(total)}. "
+                f"out of memory: {gigabytes(nbytes)} requested, {gigabytes(free)} free of {gigabytes(total)}. "
                 "The memory of the CPU device is that of this machine; on a GPU it is the GPU's"
             )
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)

@@ -72,8 +72,8 @@ def argument_value(kernel, name, value):
             raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
         _check_aligned(who, value.dtype)
         if on_device and not value.flags.aligned:  # an array of the host is copied to an address that is
-            raise ArgumentError(f"{who} begins at an address that is no multiple of the {value.dtype.alignment} bytes "
-                                f"to which {value.dtype} is aligned; a GPU stops at its first access")
+            raise ArgumentError(f"{who} begins at an address that is not a multiple of the {value.dtype.alignment} "
+                                f"bytes that {value.dtype} needs; a GPU stops at the first access to it")
         return value
     if isinstance(value, np.float16):
         return np.float32(value)

@@ -118,7 +118,7 @@ def out_of_row(location, spot, intrinsic, array, index, count, shape, tail, attr
     """The error for elements index to index + count - 1, counted flat, of an array of this shape."""
     size = int(np.prod(shape))
     span = f"element {index}" if count == 1 else f"elements {index} to {index + count - 1}"
-    sentence = f"{spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} elements"
+    sentence = f"{spot} uses {span} of {array} with {intrinsic}, but its shape {shape} has {size:,} elements"
     error = OutOfBoundsError(f"{location}: {sentence}{tail}", sentence=sentence, **attrs)
     error.array, error.index, error.shape = array, (index,), shape
     return error
@@ -126,8 +126,8 @@ def out_of_row(location, spot, intrinsic, array, index, count, shape, tail, attr
 
 def misaligned(location, spot, intrinsic, array, index, alignment, tail, attrs):
     """The error for an address that is not a multiple of what the intrinsic needs."""
-    sentence = (f"{spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple of "
-                f"{alignment} bytes")
+    sentence = (f"{spot} uses {array} from element {index} on with {intrinsic}, but that address is not a "
+                f"multiple of {alignment} bytes")
     error = MisalignedError(f"{location}: {sentence}{tail}", sentence=sentence, **attrs)
     error.array, error.index = array, (index,)
     return error
@@ -209,7 +209,7 @@ def _assertion(fault):
 
 
 def _no_step(fault):
-    return f"{fault.spot} runs over a range whose step is 0"
+    return f"{fault.spot} loops over a range whose step is 0"
 
 
 def _reshape(fault):

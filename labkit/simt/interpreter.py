@@ -484,7 +484,7 @@ class Interpreter:
             return error
         if isinstance(error, ValueError):
             no_step = "range() arg 3" in str(error)
-            sentence = "runs over a range whose step is 0" if no_step else f"is stopped: {error}"
+            sentence = "loops over a range whose step is 0" if no_step else f"is stopped: {error}"
             self._raise(KernelValueError, line, f"{self._spot()} {sentence}")
         unset = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
         text = f"{unset[1]} is read before it is set" if unset else str(error).replace("'SeenArray' object", "an array")

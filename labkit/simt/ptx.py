@@ -128,10 +128,10 @@ _intrinsic("rcp_approx", "x", "value", ANY, "Floating Point Instructions: rcp",
 
 _ASYNC = "Data Movement and Conversion Instructions: cp.async"
 _COPY = """
-The copy runs beside the thread and passes no registers; before compute capability 8.0, which brought the instruction,
-it is a load and a store, and done at once. Its data are there for this thread after a cp_async_wait that
-covers its group, for the other threads after a barrier behind that wait.
-valid is the number of bytes that are really read; the rest of shared is filled with zeros, and with valid = 0 array
+The copy runs in the background and bypasses the registers; before compute capability 8.0, which brought the
+instruction, it is a load and a store, and done at once. This thread can read the data after a cp_async_wait that covers
+its group, the other threads after a barrier that follows this wait.
+valid is the number of bytes that are actually read; the rest of shared is filled with zeros, and with valid = 0 array
 is not touched: so tails need no branch. Both addresses must be multiples of the size.
 i and j are flat indices of elements of shared and array, which need not have one dtype.
 
@@ -139,7 +139,7 @@ On the CPU device the bytes arrive in shared memory at the cp_async_wait and not
 block computes with what was there. observe says which copy was still under way, and where the wait is missing.
 """
 _intrinsic("cp_async_16", "shared i array j valid", "memory", ANY, _ASYNC,
-           "Starts a copy of 16 bytes from array[j] on to shared[i] on, past the L1 cache. valid: 0 to 16.", _COPY)
+           "Starts a copy of 16 bytes from array[j] on to shared[i] on, bypassing L1. valid: 0 to 16.", _COPY)
 _intrinsic("cp_async_4", "shared i array j valid", "memory", ANY, _ASYNC,
            "Starts a copy of 4 bytes from array[j] on to shared[i] on. valid: 0 or 4 (or 2, for one half).", _COPY)
 _intrinsic("cp_async_commit", "", "memory", ANY, "cp.async.commit_group",
@@ -147,8 +147,8 @@ _intrinsic("cp_async_commit", "", "memory", ANY, "cp.async.commit_group",
            counts; so a loop that commits in every turn can wait by counting.""")
 _intrinsic("cp_async_wait", "n", "memory", ANY, "cp.async.wait_group",
            """Waits until at most the n newest groups of this thread are still under way; 0 waits for all that were
-           committed. n is a constant, 0 to 32. Waits for this thread's copies only: a barrier makes them everybody's.
-           """, n=range(33))
+           committed. n is a constant, 0 to 32. Waits for this thread's copies only: a barrier makes their data visible
+           to the other threads.""", n=range(33))
 
 # ---------------------------------------------------------------- ldmatrix and mma.sync
 

@@ -24,8 +24,8 @@ def pytest_addoption(parser):
     group = parser.getgroup("cuda", "CUDA on the CPU (labkit.simt)")
     group.addoption("--cuda-on-cpu", action="store_true", help="numba.cuda is the CPU device: no GPU is needed")
     group.addoption("--cuda-observe", action="store_true",
-                    help="also observe every launch: a test fails whose launches race, leave arrays, read what nothing "
-                    "wrote, or diverge at a barrier")  # fmt: skip
+                    help="also observe every launch: a test fails whose launches race, go out of bounds, read what "
+                    "nothing wrote, or diverge at a barrier")  # fmt: skip
     group.addoption("--cuda-observe-threads", type=int, metavar="N",
                     help="run launches of more than N threads compiled, without observing them; 8,192 unless given")
     group.addoption("--cuda-observe-launches", type=int, metavar="N",

@@ -177,7 +177,8 @@ class Scheduler:
                 self.execution.fault(
                     "assertion", first.request[1],
                     f"waits at named barrier {group_index} for {' or '.join(map(str, sorted(counts)))} threads, and "
-                    f"{len(group)} are there: all must name one multiple of 32, and a barrier from 0 to 15", first,
+                    f"{len(group)} are there: all must pass the same multiple of 32, and a barrier from 0 to 15",
+                    first,
                 )  # fmt: skip
             if len(group) == max(counts):
                 self._order(group)

@@ -707,7 +707,7 @@ def test_a_trap_ends_the_launch():
             ptx.trap()
 
     stop[1, 1](np.ones(1, np.int32))
-    with pytest.raises(KernelAssertionError, match=r"comes to ptx.trap\(\)"):
+    with pytest.raises(KernelAssertionError, match=r"reaches ptx.trap\(\)"):
         stop[1, 1](np.zeros(1, np.int32))
 
 

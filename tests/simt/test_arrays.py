@@ -103,7 +103,7 @@ def test_fresh_memory_is_poisoned_and_aligned():
         ((3, object), TypeError, "Python objects"),
         ((3, np.float32, None, "A"), ValueError, "order must be 'C' or 'F', not 'A'"),
         (((3, 3), np.float32, (4,)), ValueError, "strides"),
-        ((2**52,), MemoryError, "out of memory: 36,028,797.02 GB asked for"),
+        ((2**52,), MemoryError, "out of memory: 36,028,797.02 GB requested"),
         (((2**40, 2**40),), MemoryError, "out of memory"),
     ],
 )

@@ -661,7 +661,7 @@ def test_wrong_arguments():
 
 def test_a_view_at_an_odd_address():
     bytes_ = cuda.to_device(np.zeros(32 * 8 + 1, np.uint8))
-    assert "no multiple of the 8 bytes" in str(fault(ArgumentError, healthy[1, 32], bytes_[1:].view(np.int64)))
+    assert "not a multiple of the 8 bytes" in str(fault(ArgumentError, healthy[1, 32], bytes_[1:].view(np.int64)))
     healthy[1, 32](np.zeros(32 * 8 + 1, np.uint8)[1:].view(np.int64))  # a launch copies it to an address that is
 
 

@@ -125,7 +125,8 @@ def test_observe_keeps_the_exit_code_of_the_program(program):
 
 def test_large_launches_are_run_compiled_and_counted(program):
     done = simt("--observe", "--threads", "31", program, "race")
-    said = "0 launches observed; too large or too many, and run compiled: add_up (1), fill (1); nothing wrong was seen."
+    said = ("0 launches observed; too large or too many to observe, so run compiled: add_up (1), fill (1); nothing "
+            "wrong was seen.")
     assert (done.returncode, done.stderr) == (0, f"labkit.simt: {said}\n")
 
 

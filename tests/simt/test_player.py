@@ -489,7 +489,7 @@ def test_a_race_is_played_in_the_bad_order_and_in_the_good_one(kernel, threads):
     first = int(np.flatnonzero(differs)[0])
     got, wanted = bad[2].live["out"][first], float(np.asarray(right)[first])
     shown = "NaN" if np.isnan(got) else f"{got:.6g}"
-    assert f"out[{first}] becomes {shown}, and {wanted:.6g} is right." in bad[1]
+    assert f"out[{first}] becomes {shown}; it should be {wanted:.6g}." in bad[1]
     assert f"out[{first}] becomes {wanted:.6g}, as it should." in good[1]
 
 

@@ -455,7 +455,7 @@ def test_observe_says_which_wait_or_barrier_is_missing(rng, mistake):
         1: [f"(ptx.cp_async_16) may still be under way: ptx.cp_async_wait(1) at line {wait} leaves it under way"],
         2: [f"into it at line {copy} (ptx.cp_async_16)", f"ptx.cp_async_wait(2) at line {weak} leaves it under way",
             f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {read}"],
-        3: [f"into it at line {copy} (ptx.cp_async_16)", "no ptx.cp_async_wait has come after it"],
+        3: [f"into it at line {copy} (ptx.cp_async_16)", "no ptx.cp_async_wait follows it"],
         4: [f"at line {wait}, and", f"reads it at line {read}", "with no barrier between them"],
         5: [f"at line {read}, and", f"writes it at line {copy}", "with no barrier between them"],
     }[mistake]  # fmt: skip

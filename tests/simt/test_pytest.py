@@ -133,7 +133,7 @@ def test_cuda_observe_fails_a_test_for_its_launches(suite):
     for kind, kernel in (("access out of bounds", "beyond"), ("barrier that some threads do not reach", "diverges"),
                          ("read of memory that nothing wrote", "unwritten")):  # fmt: skip
         assert f": {kind} in {kernel}\n" in text
-    assert "  What to do:   Let only those threads do this whose element exists, as in `if i < a.size:`." in lines
+    assert "  What to do:   Guard it, so that only threads with an element do it: `if i < a.size:`." in lines
     assert "  Seen:         beyond[1, 8], once in this launch" in lines
 
 
@@ -148,7 +148,7 @@ def test_large_launches_are_not_observed(suite):
     lines, results = run(suite, "-p", "labkit.simt.pytest", "--cuda-observe", "--cuda-observe-threads", "31")
     assert results["test_race"] == "PASSED"
     compiled = "add_up (5), diverges (1), unwritten (1)"
-    assert f"cuda: 1 launch observed; too large or too many, and run compiled: {compiled}" in lines
+    assert f"cuda: 1 launch observed; too large or too many to observe, so run compiled: {compiled}" in lines
 
 
 def test_a_long_launch_begins_again_compiled(suite):
@@ -169,7 +169,7 @@ def test_long():
     (suite / "test_suite.py").write_text(text, encoding="utf-8")
     lines, results = run(suite, "-p", "labkit.simt.pytest", "--cuda-observe")
     assert results == {"test_long": "PASSED"}
-    assert "cuda: 0 launches observed; too large or too many, and run compiled: count (1)" in lines
+    assert "cuda: 0 launches observed; too large or too many to observe, so run compiled: count (1)" in lines
 
 
 def test_a_failing_test_has_both(suite):

@@ -172,7 +172,7 @@ def announced_compiling():
         while clock.seconds() < QUIET_S:
             if done.wait(0.1):
                 return
-        clear = _shown_line("Compiling the kernels. This takes a while once; after that they are cached ...")
+        clear = _shown_line("Compiling the kernels. This takes a while the first time; after that they are cached ...")
         done.wait()
         clear()
 

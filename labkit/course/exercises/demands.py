@@ -54,15 +54,15 @@ def times_used(report, *prefixes: str) -> int:
     return sum(times for name, times in report.instructions.items() if name.startswith(prefixes))
 
 
-@asks("The lanes of a warp share the loads evenly, each number loaded by one of them, and join their results with "
-      "shuffles.")
+@asks("The lanes of a warp share the loads evenly, each element is loaded by one of them, and they combine their "
+      "results with shuffles.")
 def shuffles(report) -> str | None:
     """What the lanes exchange must be of use: where each loads the whole row, or one loads nearly all of it, a shuffle
     is there for show."""
     made = times_used(report, "shfl_")
     if not made:
-        return ("No shuffle was made, and this exercise is about that way: let each lane take its share of the row, "
-                "and join the lanes' results with the shuffles that the text names.")
+        return ("No shuffle was called, and this exercise is about shuffles: let each lane load its share of the row, "
+                "and combine the lanes' results with the shuffles that the text names.")
     return _shared_by_lanes(report) or _joined(report, made)
 
 
@@ -70,16 +70,16 @@ def _shared_by_lanes(report) -> str | None:
     for warp, lanes in elements_of_warps(report, "load").items():
         loads, elements = sum(map(len, lanes.values())), len(set().union(*lanes.values()))
         if loads > 2 * elements + LOOKED_UP * WARP:
-            return (f"The lanes of warp {warp} load {elements:,} different numbers, and {loads:,} together: several "
-                    "lanes load the same ones. If each lane takes every 32nd number of a row, each is loaded by one "
-                    "lane, and the shuffles join what they found.")
+            return (f"The lanes of warp {warp} make {loads:,} loads of {elements:,} different elements: several lanes "
+                    "load the same ones. Let each lane load every 32nd element of a row, and combine the lanes' "
+                    "results with shuffles.")
         if uneven := _uneven(lanes, WARP, 3):
-            return (f"Lane {uneven[0]} of warp {warp} loads {uneven[1]:,} of the {loads:,} numbers that its 32 lanes "
-                    "load. Let each lane take every 32nd number of a row.")
+            return (f"Lane {uneven[0]} of warp {warp} loads {uneven[1]:,} of the {loads:,} elements that its 32 lanes "
+                    "load. Let each lane load every 32nd element of a row.")
     for warp, lanes in elements_of_warps(report, "load", "shared").items():
         if uneven := _uneven(lanes, WARP, PARTIALS):
-            return (f"Lane {uneven[0]} of warp {warp} reads {uneven[1]:,} numbers from shared memory, and others "
-                    "hardly any: it does the work of all. Let each lane take its share, and join the results with "
+            return (f"Lane {uneven[0]} of warp {warp} reads {uneven[1]:,} elements from shared memory, and the others "
+                    "hardly any: it does all the work. Let each lane do its share, and combine the results with "
                     "shuffles.")
     return None
 
@@ -88,8 +88,8 @@ def _joined(report, made: int) -> str | None:
     enough = JOINING * len(elements_of_warps(report, "store"))
     if made >= enough:
         return None
-    return (f"Threads come to a shuffle {made:,} times, and {enough:,} are the fewest that join all 32 lanes of each "
-            "warp: five rounds, with half the distance in each.")
+    return (f"Threads call shuffles {made:,} times, but combining all 32 lanes of each warp needs at least {enough:,} "
+            "calls: five rounds, with the distance halved in each.")
 
 
 def _uneven(of_threads: dict, threads: int, slack: int) -> tuple[int, int] | None:
@@ -108,8 +108,8 @@ def several_threads(report) -> str | None:
                 if sum(of_thread.values()) >= least]
         if threads > 1 and busy and all(len(of_thread) == 1 for of_thread in busy):
             (thread, elements), = busy[0].items()
-            return (f"Of the {threads:,} threads of a block one alone, number {thread}, {kind}s all {elements:,} "
-                    f"elements that the block {kind}s. The launch has threads for all of them: let each do its share.")
+            return (f"Only thread {thread} of the {threads:,} in a block {kind}s anything: all {elements:,} elements "
+                    f"that the block {kind}s. Let each thread do its share.")
     return None
 
 
@@ -119,8 +119,8 @@ def one_reads_for_all(report, enough: int) -> str | None:
                    for elements in lanes.values()), default=0)
     if busiest <= enough:
         return None
-    return (f"One thread reads {busiest:,} numbers from shared memory, and {enough:,} are enough: it does the work of "
-            "others. Let each thread add up for its own element.")
+    return (f"One thread reads {busiest:,} elements from shared memory, and {enough:,} are enough: it does the other "
+            "threads' work. Let each thread compute the sum for its own element.")
 
 
 def elements_of_threads(report, kind: str) -> dict[int, dict[int, int]]:
@@ -161,13 +161,14 @@ def whole_grid(report) -> str | None:
         most = max((sum(of_thread.values()) for of_thread in elements.values()), default=0)
         idle = sorted(set(range(seen)) - set(elements))
         if idle and most > threads:
-            return (f"Of {seen:,} blocks {len(idle):,} {does} nothing (block {idle[0]} is the first), and others "
-                    f"{does} up to {most:,} elements each. A step of the whole grid, `cuda.gridsize(1)`, from "
-                    "`cuda.grid(1)` on gives each block its share.")
+            do = f"{does}s" if len(idle) == 1 else does
+            return (f"{len(idle):,} of the {seen:,} blocks {do} nothing (block {idle[0]} is the first), and others "
+                    f"{does} up to {most:,} elements each. A grid-stride loop, from `cuda.grid(1)` in steps of "
+                    "`cuda.gridsize(1)`, gives each block its share.")
     loads = _elements_by_thread(report, "load", "global")
     if loads and (uneven := _uneven(loads, min(blocks * threads, DRAWN), 3)):
-        return (f"Thread {uneven[0]} of the grid loads {uneven[1]:,} elements, and others hardly any. A step of the "
-                "whole grid, `cuda.gridsize(1)`, from `cuda.grid(1)` on gives each thread its share.")
+        return (f"Thread {uneven[0]} of the grid loads {uneven[1]:,} elements, and the others hardly any. A "
+                "grid-stride loop, from `cuda.grid(1)` in steps of `cuda.gridsize(1)`, gives each thread its share.")
     return None
 
 
@@ -178,14 +179,14 @@ def on_the_device(run) -> str | None:
         return "Nothing was launched and no library was called: the result was computed on the host."
     if run.right_without:
         done = f"{len(run.launches)} launches" if run.launches else f"{len(run.calls)} calls of cuBLAS"
-        return (f"Of {done} none computes the result: with all of them left out it is the same. The host computes it, "
-                "and the device is asked for.")
+        return (f"The result does not come from the device: without the {done} it is the same. The host computes it, "
+                "but the device should.")
     return None
 
 
-@asks("What is returned is an int.")
+@asks("The function returns an int.")
 def whole_number(run) -> str | None:
     """The function counts something: what it returns can be given to a launch."""
     if isinstance(run.returned, (int, np.integer)):
         return None
-    return f"What is returned is a {type(run.returned).__name__}, and a whole number is asked for: an int."
+    return f"The function returns a {type(run.returned).__name__}; it should return an int."

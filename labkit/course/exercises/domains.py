@@ -76,7 +76,7 @@ def any_angles(number: int, at: Mapping | None = None) -> Reach:
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(inputs[number].dtype)
         return tuple(table if place == number else given for place, given in enumerate(inputs))
 
-    return Reach("the angles of the table are of any size", replaced, at)
+    return Reach("the table holds angles of any size", replaced, at)
 
 
 def in_place(number: int) -> Reach:
@@ -140,7 +140,7 @@ EQUAL = Property("all elements of a row are equal", _equal)
 ONE_FAR_ABOVE = Property("one element of each row is far above the others", _one_far(FAR))
 ONE_FAR_BELOW = Property("one element of each row is far below the others", _one_far(-FAR))
 FAR_ABOVE_ZERO = Property("all elements are near 10,000", _near(FAR))
-ABOVE_EXP = Property("all elements are near 200, exp of which float64 holds and float32 does not", _near(200.0))
+ABOVE_EXP = Property("all elements are near 200, whose exp fits in float64 but not in float32", _near(200.0))
 FAR_BELOW_ZERO = Property("all elements are near -10,000", _near(-FAR))
 NEGATIVE = Property("all elements are negative", lambda rng, x: -rng.uniform(0.5, 1.5, x.shape))
 POSITIVE = Property("all elements are positive", lambda rng, x: rng.uniform(0.5, 1.5, x.shape))
@@ -148,8 +148,8 @@ HUGE_AND_TINY = Property("some elements are large and others are small", _huge_a
 ZEROS = Property("all elements are 0 or -0", lambda rng, x: np.copysign(0.0, rng.uniform(-1, 1, x.shape)))
 LOWEST = Property("all elements are near the lowest float32", lambda rng, x: -3.4e38 * rng.uniform(0.9, 1, x.shape))
 TIES = Property("many elements are equal", lambda rng, x: rng.integers(-2, 1, x.shape))
-ODD_SUMS = Property("sums are odd and beyond 2**24, which float32 does not hold", _odd_beyond(2**22))
-ODD_INTEGERS = Property("numbers are odd and beyond 2**24, which float32 does not hold", _odd_beyond(2**25))
+ODD_SUMS = Property("sums are odd and beyond 2**24, where float32 holds only even numbers", _odd_beyond(2**22))
+ODD_INTEGERS = Property("elements are odd and beyond 2**24, where float32 holds only even numbers", _odd_beyond(2**25))
 MOVED = Property("some elements are NaN, infinite, -0 or subnormal", _moved)
 
 SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of sums and products
@@ -173,4 +173,4 @@ def _largest_apart(rng, array):
     return rows.reshape(array.shape)
 
 
-LARGEST_APART = Property("the largest element of each row stands in another column", _largest_apart)
+LARGEST_APART = Property("the largest element of each row is in a different column", _largest_apart)

@@ -77,7 +77,7 @@ class AsyncRaceDetector:
         elif last is not None and last[1] > copy.line:
             why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
         else:
-            why = "no ptx.cp_async_wait has come after it"
+            why = "no ptx.cp_async_wait follows it"
         which_copy = "its own copy" if owner is thread else f"the copy that {self.who(owner)} started"
         advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
         if uncommitted:

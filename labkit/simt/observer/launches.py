@@ -28,9 +28,9 @@ KINDS = {
 }
 ADVICE = {
     "race": "",  # each race has its own
-    "out_of_bounds": "Let only those threads do this whose element exists, as in `if i < {array}.size:`.",
+    "out_of_bounds": "Guard it, so that only threads with an element do it: `if i < {array}.size:`.",
     "divergent_barrier": "Move the barrier out of the branch or the loop that only some threads run.",
-    "uninitialized_read": "Write the element first; if another thread writes it, with a barrier between the two.",
+    "uninitialized_read": "Write the element first; if another thread writes it, put a barrier between the two.",
 }
 
 
@@ -125,7 +125,7 @@ def summary(observed, unobserved):
     text = f"{observed:,} launch{'' if observed == 1 else 'es'} observed"
     if unobserved:
         kernels = ", ".join(f"{name} ({count:,})" for name, count in sorted(unobserved.items()))
-        text += f"; too large or too many, and run compiled: {kernels}"
+        text += f"; too large or too many to observe, so run compiled: {kernels}"
     return text
 
 

@@ -177,7 +177,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def _beyond(self, kind, name, array, i, count, line, frame):
         sentence = (f"{'reads' if kind == 'load' else 'writes'} elements {i} to {i + count - 1} of {array.name} with "
-                    f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.")
+                    f"ptx.{name}, but its shape {array.shape} has {array.size:,} elements.")
         finding = self._found("out_of_bounds", array, (i,), line, sentence)
         self.report.outside(finding, array.name, line, writes=kind != "load")
 
@@ -229,7 +229,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def _decide(self, test):
         """Report an undefined test that decides what this thread does."""
         if is_undefined(test):
-            self._uses_undefined("decides by an undefined value", "", None, sys._getframe(1).f_lineno)
+            self._uses_undefined("branches on an undefined value", "", None, sys._getframe(1).f_lineno)
         return test
 
     def _uses_undefined(self, does, array, index, line):

@@ -81,7 +81,7 @@ def _result(bad, good):
     if not (found := _differing(bad, good)):
         return ""
     name, index, got, right = found
-    return f"{name}[{index}] becomes {_number(got)}, and {_number(right)} is right."
+    return f"{name}[{index}] becomes {_number(got)}; it should be {_number(right)}."
 
 
 def _right(bad, good):

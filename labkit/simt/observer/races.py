@@ -191,27 +191,27 @@ class RaceDetector:
         updates = a_line == b_line and a_line in self.updating
         if benign:
             advice = (
-                "Both store the same value, so the result does not depend on it. To be clean, let one thread "
-                "store it, as in `if cuda.threadIdx.x == 0:`." if a_kind == b_kind else
-                "The value does not change, so the result does not depend on it. To be clean, put "
-                "cuda.syncthreads() between them, or store only where the value changes."
+                "Both store the same value, so the race cannot change the result. It is still cleaner to let only one "
+                "thread store it, as in `if cuda.threadIdx.x == 0:`." if a_kind == b_kind else
+                "The value does not change, so the race cannot change the result. It is still cleaner to put "
+                "cuda.syncthreads() between them, or to store only where the value changes."
             )  # fmt: skip
         elif reach == 2 and narrow:
             advice = (
                 f"cuda.threadfence_block() at line {self.narrow_line} orders memory only for the threads of its own "
-                "block: for another block use cuda.threadfence()."
+                "block. For another block, use cuda.threadfence()."
             )
         elif reach == 2 and seen:
             advice = (
-                f"An atomic has shown {self.block_name(b.block)} that the other block is done. After it, the same "
-                "thread must call cuda.threadfence() before its block goes on: otherwise later reads may be served "
-                "from an old copy in L1."
+                f"An atomic has signalled {self.block_name(b.block)} that the other block is done. After it, the same "
+                "thread must call cuda.threadfence() before its block goes on: otherwise later reads may get stale "
+                "data from L1."
             )
         elif a_line in self.flag_lines and a_kind == "load" or b_line in self.flag_lines and b_kind == "load":
             advice = (
                 "A loop that waits for a flag must read it with an atomic, such as cuda.atomic.add(flag, 0, 0), and "
-                "the other thread must set it with one, cuda.atomic.exch, after cuda.threadfence(). Otherwise the "
-                "compiler may read it only once, and the loop never ends."
+                "the other thread must call cuda.threadfence() and then set it with an atomic, cuda.atomic.exch. "
+                "Otherwise the compiler may move the read out of the loop, which then never ends."
             )
         elif a_kind == b_kind == "store" and a_line == b_line:
             advice = "Two threads must not store to the same element: give each a different one, or use an atomic."
@@ -220,20 +220,26 @@ class RaceDetector:
         elif reach == 2 and self.program.cooperative:
             advice = "Put a grid-wide barrier, cg.this_grid().sync(), between them."
         elif reach == 2 and self.program.has_atomics and b_kind == "load" and not self.fenced:
-            advice = "An atomic after the write orders the two only if there is a cuda.threadfence() before it."
+            advice = (
+                "An atomic after the write orders the two only if cuda.threadfence() comes between the write and the "
+                "atomic."
+            )
         elif reach == 2:
-            advice = "Blocks cannot wait for one another within a launch: use an atomic, or a second launch."
+            advice = "No barrier spans the blocks of an ordinary launch: use an atomic, or a second launch."
         elif updates:
-            advice = "If both should add to it, use cuda.atomic.add; otherwise put cuda.syncthreads() between them."
+            advice = (
+                "If both should add to it, use cuda.atomic.add; otherwise read into a variable, call "
+                "cuda.syncthreads(), then write."
+            )
         elif a_line == b_line:
-            advice = "Read into a variable, put cuda.syncthreads(), then write."
+            advice = "Read into a variable, call cuda.syncthreads(), then write."
         elif a_line > b_line:
             again = " again" if b.visited[b_line][2] else ""
             advice = f"Put cuda.syncthreads() after line {a_line}, before line {b_line} is reached{again}."
         else:
             advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
         barrier = advice.startswith("Put cuda.syncthreads()")
-        one_warp = "These threads are of one warp: for them cuda.syncwarp() is enough." if barrier and not reach else ""
+        one_warp = "These threads are in the same warp, so cuda.syncwarp() is enough." if barrier and not reach else ""
         order_note = "and blocks run in any order" if reach == 2 else "with no barrier between them"
         line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
         name = "benign race" if benign else "race"

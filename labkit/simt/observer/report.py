@@ -180,7 +180,7 @@ class Report:
         if counts["shared_loads"] or counts["shared_stores"]:
             parts.append(f"{counts['shared_loads']:,} and {counts['shared_stores']:,} in shared memory")
         if counts["sectors"]:
-            parts.append(f"{counts['sectors']:,} sectors of 32 bytes moved, {self.coalescing:.0%} of them asked for")
+            parts.append(f"{counts['sectors']:,} sectors of 32 bytes moved, {self.coalescing:.0%} of these bytes used")
         if self.out_of_bounds:
             writes, reads = counts["out_of_bounds_writes"], counts["out_of_bounds_reads"]
             parts.append(f"out of bounds: {_counted(writes, 'write')} and {_counted(reads, 'read')}")

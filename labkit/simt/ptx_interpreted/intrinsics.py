@@ -261,8 +261,8 @@ class Intrinsics:
 
     def _arrive(self, barrier, nbytes, line):
         if barrier.missing == 0:
-            self.fault("assertion", line, f"arrives at {barrier.name}, where all {barrier.count} have arrived "
-                                 "that its phase takes")  # fmt: skip
+            self.fault("assertion", line, f"arrives at {barrier.name}, whose phase has all {barrier.count} of its "
+                                 "arrivals already")  # fmt: skip
         barrier.arrive(nbytes)
 
     # ---------------- TMA
@@ -386,7 +386,7 @@ class Intrinsics:
         counters[i] += np.uint32(int(value))
 
     def trap(self):
-        self.fault("assertion", sys._getframe(1).f_lineno, "comes to ptx.trap()")
+        self.fault("assertion", sys._getframe(1).f_lineno, "reaches ptx.trap()")
 
     def store_timer(self, array, i):
         times, i = self._counter("store_timer", array, i, itemsize=8)

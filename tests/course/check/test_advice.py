@@ -50,7 +50,7 @@ def test_divergent_is_what_depends_on_the_thread_and_what_stands_inside():
 
 
 def race(first, second, one_warp=False):
-    advice, end = "Put cuda.syncthreads() between them.", "These threads are of one warp." * one_warp
+    advice, end = "Put cuda.syncthreads() between them.", "These threads are in the same warp." * one_warp
     return KernelFinding("race", "kernel", [first, second], [], 0, "out", (0,), f"race: it races. {advice} {end}",
                          advice=advice, barrier=True, one_warp=end)
 
@@ -157,7 +157,7 @@ def test_no_bank_conflicts_needs_a_tile():
 @pytest.mark.parametrize("kind", ["store", "load"])
 def test_one_thread_alone_is_not_several(kind):
     alone = {("x", "global"): {(0, 4 * n): {kind} for n in range(64)}}
-    assert "number 0" in demands.several_threads(report_of(alone))
+    assert "Only thread 0 of the 32" in demands.several_threads(report_of(alone))
     both = {("x", "global"): {(n % 2, 4 * n): {kind} for n in range(64)}}
     assert demands.several_threads(report_of(both)) is None
 

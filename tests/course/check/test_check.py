@@ -176,7 +176,7 @@ def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
     ("function", "kind", "words"),
     [
         (lambda n, threads: None, "no_value", "Is `return` missing?"),
-        (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; expected is one number."),
+        (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; it should return one number."),
         (lambda n, threads: "many", "wrong_types", "The function returns str, not numbers."),
         (lambda n, threads: n // 0, "raised", "It raised ZeroDivisionError."),
         (lambda n: n, "raised", "`<lambda>` takes 1 argument, but is called with 2."),

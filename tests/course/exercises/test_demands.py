@@ -68,7 +68,7 @@ def seen(kernel, n=32):
 def test_one_thread_for_all_is_found():
     for block in (1, 2):
         both = observe(first_thread_copies[block, 16], np.ones(32, np.float32), np.zeros(32, np.float32))
-        assert "Of the 16 threads of a block one alone, number 0, stores all 32 " in demands.several_threads(both)
+        assert "Only thread 0 of the 16 in a block stores anything: all 32 " in demands.several_threads(both)
     assert demands.several_threads(seen(all_threads_copy)) is None
     assert demands.several_threads(seen(first_thread_copies, demands.ALONE - 1)) is None  # too few to say
 
@@ -80,7 +80,7 @@ def test_a_thread_that_stores_what_its_block_has_found_is_not_alone():
 
 def test_shuffles_and_copies_are_counted_by_name():
     assert demands.shuffles(seen(lanes_exchange)) is None
-    assert "No shuffle was made" in demands.shuffles(seen(all_threads_copy))
+    assert "No shuffle was called" in demands.shuffles(seen(all_threads_copy))
     assert demands.times_used(seen(lanes_exchange), "shfl_") == 5 * 32
     assert demands.times_used(seen(copies_asynchronously), "ptx.cp_async_4") == 32
     assert demands.elements_of_argument(seen(all_threads_copy, 20), 1) == 20
@@ -92,7 +92,7 @@ def test_what_the_host_computes_is_found():
     assert demands.on_the_device(HostRun({}, calls=["gemm"])) is None
     assert "Nothing was launched" in demands.on_the_device(HostRun({}))
     assert "The host computes it" in demands.on_the_device(HostRun({}, launches=[launched], right_without=True))
-    assert "Of 2 calls of cuBLAS" in demands.on_the_device(HostRun({}, calls=["gemm"] * 2, right_without=True))
+    assert "without the 2 calls of cuBLAS" in demands.on_the_device(HostRun({}, calls=["gemm"] * 2, right_without=True))
 
 
 def test_each_demand_is_a_sentence_of_the_exercises_text_and_of_nothing_else():

@@ -87,9 +87,9 @@ def test_what_cannot_be_observed_is_refused_with_the_reason(case, judge):
 
 def test_demands_see_the_type_of_what_is_returned(judge):
     result = judged(judge, "row_starts", LAUNCHED.replace("copy_to_host()", "copy_to_host().tolist()"), ABOVE)
-    assert result["verdict"] == "demand" and "is a list" in result["details"][0], result
+    assert result["verdict"] == "demand" and "returns a list" in result["details"][0], result
     result = judged(judge, "row_starts", LAUNCHED.replace("out.copy_to_host()", "out"), ABOVE)
-    assert result["verdict"] == "demand" and "still lies on the device" in result["details"][0], result
+    assert result["verdict"] == "demand" and "still on the device" in result["details"][0], result
     rounded = "def blocks_needed(n, each, threads):\n    return float(-(-n // (each * threads)))\n"
     assert judged(judge, "blocks_needed", rounded)["verdict"] == "demand"
 

@@ -50,7 +50,7 @@ def _right(exercise: Exercise, answer, cases: list[Case], differences: list[Diff
     benign = [text for report in reports for text in about_benign(report)][:1]
     sizes = [case.size for case in cases if not case.where]
     return Diagnosis("passed", f"Correct at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}.",
-                     (*benign, *(f"A remark: {text}" for text in wide)))
+                     (*benign, *(f"Note: {text}" for text in wide)))
 
 
 def _wrong(exercise: Exercise, answer, cases: list[Case], differences: list[Difference]) -> Diagnosis:

@@ -114,8 +114,8 @@ def describe_error(exercise: Exercise, answer, difference: Difference) -> Diagno
     if kind == "never_ends":
         hangs = ("It is still running on the GPU: restart the notebook's kernel.",) if device.on_gpu() else ()
         return Diagnosis(kind, f"It never ends{f': line {learners_line}' if learners_line else ''}.",
-                         (*call_line, "It was stopped after some seconds. Does each iteration bring the loop closer to "
-                          "its end?", *hangs))
+                         (*call_line, "It was stopped after a few seconds. Does each iteration bring the loop closer "
+                          "to its end?", *hangs))
     if kind in ("unsupported", "wrong_types"):
         found = complaint(answer, error, _axes(exercise, answer, case))
         return Diagnosis(kind, "A kernel cannot do this." if kind == "unsupported" else "The kernel does not compile.",

@@ -36,8 +36,8 @@ def describe_output(exercise: Exercise, difference: Difference) -> Diagnosis:
     if kind == "wrong_types":
         return Diagnosis(kind, f"The function returns {type(attempt.value).__name__}, not numbers.")
     if kind == "wrong_shape":
-        return Diagnosis(kind, f"The function returns {shaped(difference.got)}; expected is {shaped(case.expected)}.",
-                         (f"It was called with {called_with(case)}.",))
+        return Diagnosis(kind, f"The function returns {shaped(difference.got)}; it should return "
+                         f"{shaped(case.expected)}.", (f"It was called with {called_with(case)}.",))
     if kind == "input_changed" and is_launched:
         return Diagnosis(kind, f"Input number {attempt.changed[0]} was written to.",
                          ("Inputs are read-only here; write to the output.",))
@@ -90,7 +90,7 @@ def describe_elements(exercise: Exercise | None, case: Case, difference: Differe
         relative = np.max(np.where(wrong, difference.miss / np.abs(expected.astype(np.float64)), 0), initial=0)
     if 0 < relative < 1e-3 and expected.dtype.kind == "f" and np.isfinite(got).all():  # integers may be bits
         question = "; is something summed in another type?" if relative < 1e-5 else "."
-        details.append(f"It is close: off by at most {relative:.1e} of the value. The allowed error is that of careful "
+        details.append(f"It is close: the relative error is at most {relative:.1e}. Allowed is the error of careful "
                        f"float32 arithmetic{question}")
     return Diagnosis("wrong_result", headline, tuple(details), table_of(expected, got, wrong, unwritten), summary)
 

@@ -412,8 +412,9 @@ def _off_by_one(probes: list[_Probe]) -> tuple[str, ...]:
     offsets = {float(probe.got.reshape(-1)[0]) - float(probe.truth.reshape(-1)[0]) for probe in probes}
     if offsets not in ({1.0}, {-1.0}):
         return ()
-    which = "large: is something rounded up" if offsets == {1.0} else "small: is something rounded down"
-    return (f"At {len(probes)} failing sizes it is 1 too {which}, or is one end left out?",)
+    which = ("large: is something rounded up, or is one too many counted at an end?" if offsets == {1.0} else
+             "small: is something rounded down, or is one end left out?")
+    return (f"At {len(probes)} failing sizes it is 1 too {which}",)
 
 
 def _factors(probes: list[_Probe]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def _innermost(error):
 
 
 _KINDS = {"int": "An integer", "float": "A number", "NoneType": "None", "list": "A list", "tuple": "A tuple",
-          "numpy.ndarray": "A NumPy array", "ndarray": "A NumPy array", "dict": "A dictionary", "str": "A text",
+          "numpy.ndarray": "A NumPy array", "ndarray": "A NumPy array", "dict": "A dictionary", "str": "A string",
           "function": "A function", "builtin_function_or_method": "A function", "Kernel": "A kernel",
           "DeviceNDArray": "A device array", "module": "A module"}  # fmt: skip
 
@@ -85,13 +85,13 @@ def _missing(error, match) -> str:
 
 def _operands(error, match) -> str:
     left, right = (kind if kind == "None" else kind[:1].lower() + kind[1:] for kind in map(_a_kind, match.groups()[1:]))
-    none = " The None value was never set: does a function return nothing?" if "NoneType" in match.groups() else ""
+    none = " Where does the None come from: a function that returns nothing?" if "NoneType" in match.groups() else ""
     return f"`{match.group(1).split(' ')[0]}` is not defined for {left} and {right}.{none}"
 
 
 def _shapes(error, match) -> str:
-    return (f"Arrays of the shapes {match.group(1).replace(') (', ') and (')} do not fit together: counted from the "
-            "last axis, lengths must be equal, or one of them 1.")
+    return (f"Arrays of the shapes {match.group(1).replace(') (', ') and (')} cannot be broadcast together: counted "
+            "from the last axis, lengths must be equal, or one of them must be 1.")
 
 
 RULES = (
@@ -114,15 +114,19 @@ RULES = (
     (TypeError, r"can only concatenate (\w+) \(not \"(\w+)\"\)", "`+` is not defined for {0} and {1}."),
     (TypeError, r"'(\S+)' not supported between instances of '([\w.]+)' and '([\w.]+)'", _operands),
     (TypeError, r"'([\w.]+)' object is not callable", lambda _, match: f"{_a_kind(match.group(1))} is followed by ( ) "
-     "as if it were a function. An element is taken with [ ], a product written with `*`."),
+     "as if it were a function. Use [ ] for an element, and `*` for a product."),
+    (TypeError, r"'function' object is not subscriptable",
+     "A plain Python function is followed by [ ]. If it is a kernel, put `@cuda.jit` on the line above its `def`; to "
+     "call it, use ( )."),
     (TypeError, r"'([\w.]+)' object is not subscriptable",
-     lambda _, match: f"{_a_kind(match.group(1))} has no elements: nothing can be taken from it with [ ]."),
+     lambda _, match: f"{_a_kind(match.group(1))} cannot be indexed with [ ]: it has no elements."),
     (TypeError, r"'([\w.]+)' object is not iterable",
-     lambda _, match: f"{_a_kind(match.group(1))} has no elements to go through. Is `range(...)` missing?"),
+     lambda _, match: f"{_a_kind(match.group(1))} has no elements to loop over. Is `range(...)` missing?"),
     (TypeError, r"cannot unpack non-iterable ([\w.]+) object",
-     lambda _, match: f"{_a_kind(match.group(1))} cannot be taken apart into several names."),
-    (TypeError, r"'([\w.]+)' object cannot be interpreted as an integer",
-     "An integer is needed here, not a {0}. `/` always gives a float: use `//`."),
+     lambda _, match: f"{_a_kind(match.group(1))} cannot be unpacked into several names."),
+    (TypeError, r"'float' object cannot be interpreted as an integer",
+     "An integer is needed here, not a float. `/` always gives a float: use `//`."),
+    (TypeError, r"'([\w.]+)' object cannot be interpreted as an integer", "An integer is needed here, not a {0}."),
     (TypeError, r"(<lambda>|\w+)\(\) takes (\d+) positional arguments? but (\d+) (?:was|were) given", _arguments),
     (TypeError, r"(<lambda>|\w+)\(\) missing (\d+) required positional arguments?: (.+)", _missing),
     (TypeError, r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", "`{0}` has no argument `{1}`."),
@@ -130,27 +134,28 @@ RULES = (
     (ValueError, r"matmul: .*\(size (\d+) is different from (\d+)\)",
      "`@` needs as many columns on the left as there are rows on the right: here {1} and {0}."),
     (ValueError, r"shapes (.+) and (.+) not aligned: (\d+) .*!= (\d+)",
-     "The shapes {0} and {1} do not fit a product: {2} is not {3}."),
+     "Arrays of the shapes {0} and {1} cannot be multiplied as matrices: {2} is not {3}."),
     (ValueError, r"cannot reshape array of size (\d+) into shape (.+)",
-     "{0} elements do not fill the shape {1}: the product of its lengths must be the same number."),
+     "{0} elements do not fill the shape {1}: the product of its lengths must equal the number of elements."),
     (ValueError, r"could not broadcast input array from shape (.+) into shape (.+)",
      "An array of the shape {0} is stored where one of the shape {1} belongs."),
-    (ValueError, r"too many values to unpack \(expected (\d+)", "More values than the {0} names on the left."),
+    (ValueError, r"too many values to unpack \(expected (\d+)",
+     "There are more values than the {0} names on the left."),
     (ValueError, r"not enough values to unpack \(expected (?:at least )?(\d+), got (\d+)",
-     "{1} values for the {0} names on the left."),
+     "There are too few values for the {0} names on the left: only {1}."),
     (ValueError, r"\b(max|min)\(\) (?:arg|iterable argument) is (?:an )?empty",
-     "`{0}` is taken of nothing: there are no values here. What should it be then? `{0}(..., default=...)` takes it."),
-    (UnicodeError, r"", "These bytes are no text: is it the right range of bytes?"),
+     "`{0}` has no values to compare here. What should the result be then? Pass that as `{0}(..., default=...)`."),
+    (UnicodeError, r"", "These bytes are not text: is it the right range of bytes?"),
     (ValueError, r"^(Expecting|Extra data|Unterminated|Invalid)\b.*line \d+ column \d+",
-     "This text is no JSON: does it begin and end at the right places?"),
+     "This text is not JSON: does it begin and end at the right places?"),
     (ValueError, r"truth value of an array",
-     "`if` and `while` take one truth value, and this is a whole array: compare one element."),
-    (ImportError, r"No module named '([\w.]+)'", "There is no module `{0}` here. The exercises need NumPy and labkit "
-     "alone."),
+     "`if` and `while` need a single truth value, but this is a whole array: compare one element."),
+    (ImportError, r"No module named '([\w.]+)'", "There is no module `{0}` here. The exercises need only NumPy and "
+     "labkit."),
     (ImportError, r"cannot import name '(\w+)' from '([\w.]+)'", "`{1}` has no `{0}` to import."),
-    (AssertionError, r"^(.*)$", lambda _, match: f"An `assert` was false{': ' if match.group(1) else ''}"
+    (AssertionError, r"^(.*)$", lambda _, match: f"An `assert` failed{': ' if match.group(1) else ''}"
      f"{match.group(1)}."),
-    (NotImplementedError, r"", "It raises NotImplementedError: the answer is to take the place of this line."),
-    (MemoryError, r"", "There is not memory enough for an array of that size: is a shape much too large?"),
+    (NotImplementedError, r"", "It raises NotImplementedError: replace this line with your answer."),
+    (MemoryError, r"", "There is not enough memory for an array of that size: is a shape much too large?"),
     (OverflowError, r"", "A number is too large for its type."),
 )

@@ -21,5 +21,5 @@ def by_asynchronous_copies(report) -> str | None:
     copies, loads = times_used(report, "ptx.cp_async_4", "ptx.cp_async_16"), report.counts["global_loads"]
     if copies and copies >= loads:
         return None
-    return (f"Of {loads:,} loads from global memory {copies:,} are asynchronous copies, and all of them should be: the "
-            "next row must be in flight while this one is added, by `ptx.cp_async_4`.")
+    return (f"{copies:,} of {loads:,} loads from global memory are asynchronous copies, but all should be: start the "
+            "copy of the next row with `ptx.cp_async_4`, so that it is in flight while this one is added.")

@@ -143,9 +143,9 @@ def _window_read_once(report) -> str | None:
     if loads <= most:
         return None
     return (f"For {OBSERVED_WINDOW['N']} tokens and a window of {OBSERVED_WINDOW['W']} the kernel loads {loads:,} "
-            f"elements, and {most:,} are enough: for each pair of a query and a key in its window the query, the key "
-            f"and the value, once per block. Leave out the keys before the window, let one thread compute each score, "
-            f"and pass the scores on in shared memory.")
+            f"elements, and {most:,} are enough: the query, the key and the value of each query and each key in its "
+            f"window, once per block. Leave out the keys before the window, let one thread compute each score, and "
+            f"share the scores through shared memory.")
 
 
 EXERCISE = KernelExercise(

@@ -65,12 +65,12 @@ def _lower_half(low):
     return turn
 
 
-@asks("Each number is loaded once.")
+@asks("Each element is loaded once.")
 def _loads_each_once(report):
     loads, numbers = report.counts["global_loads"], PACKED["n"]
     if loads <= numbers:
         return None
-    return f"It makes {loads:,} loads for {numbers:,} numbers. Load each number once, into a variable."
+    return f"It makes {loads:,} loads for {numbers:,} elements. Load each element once, into a variable."
 
 
 PACKED = {"n": 200}

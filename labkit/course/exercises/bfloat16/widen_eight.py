@@ -57,7 +57,7 @@ def _wide(report):
     warps, requests = EIGHTS["n"] // 256, report.counts["global_requests"]
     if requests <= 3 * warps:
         return None
-    return (f"At {EIGHTS['n']:,} numbers the {warps} warps make {requests:,} memory requests, and {3 * warps} are "
+    return (f"At {EIGHTS['n']:,} elements the {warps} warps make {requests:,} memory requests, and {3 * warps} are "
             f"enough: each thread makes one load of 128 bits and two stores of 128 bits.")
 
 

@@ -65,15 +65,15 @@ from labkit.course.exercises import Edit, KernelExercise, Reach, asks, elements_
 SCANNED = 128  # sentences of a block, a thread each
 
 
-@asks("Each length is loaded from global memory twice at most; sums are made of sums, in seven rounds, with no more "
-      "than four loads from shared memory in a round of a thread.")
+@asks("Each length is loaded from global memory at most twice; sums are built from sums, in seven rounds, with at most "
+      "four loads from shared memory per thread and round.")
 def _scan_loads(report) -> str | None:
     """Not every thread over all lengths before its own, be they in global or in shared memory."""
     lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
     loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
     if loads > 2 * lengths:
         return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
-                f"own. The others' are in shared memory, as sums.")
+                f"own. It finds the others in shared memory, as sums.")
     if shared > enough:
         return (f"It loads {shared:,} values from shared memory; seven rounds with up to four loads per thread make "
                 f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")

@@ -71,7 +71,7 @@ def _in_one_loop(report) -> str | None:
     if loads <= 3 * T * N * K and stores <= T * N:
         return None
     return (f"At {T} x {K} and {N} outputs it makes {loads:,} loads and {stores:,} stores; {3 * T * N * K:,} and "
-            f"{T * N} suffice. In one loop each number of x serves both products, and both sums stay in registers.")
+            f"{T * N} suffice. In one loop, each element of x serves both products, and both sums stay in registers.")
 
 
 def _products_near(gate_sum, up_sum):

@@ -129,8 +129,8 @@ def _tiles_needed(report) -> str | None:
     """One tile for the first block, two for the second, three for the third: so many are stored, and no key is loaded
     by more than one thread of a block."""
     if not report.counts["shared_loads"]:
-        return ("Nothing is read from shared memory, and the tiles of keys are meant to go through it: 32 queries "
-                "share what is loaded once.")
+        return ("Nothing is read from shared memory: stage the tiles of keys there, so that 32 queries share what is "
+                "loaded once.")
     stored, needed = report.counts["shared_stores"], (1 + 2 + 3) * TILE * WIDE
     keys = list(report.arrays)[1]
     loaded = sum("load" in kinds for kinds in report.touched.get((keys, "global"), {}).values())
@@ -140,11 +140,11 @@ def _tiles_needed(report) -> str | None:
     places = elements_of_warps(report, "store", "shared").values()
     different = len(set().union(*(elements for lanes in places for elements in lanes.values())))
     if different < TILE * WIDE:
-        return (f"{different:,} elements are stored in shared memory at the same time, and a tile of keys has "
+        return (f"{different:,} elements are stored in shared memory at the same time, but a tile of keys has "
                 f"{TILE * WIDE:,}: stage all of it there.")
     if stored <= needed:
         return None
-    return (f"For {OBSERVED_TOKENS} tokens it puts {stored:,} elements into shared memory, and {needed:,} are enough. "
+    return (f"For {OBSERVED_TOKENS} tokens it stores {stored:,} elements in shared memory, and {needed:,} are enough. "
             f"Let the loop over the tiles end after the one on the diagonal.")
 
 

@@ -41,4 +41,4 @@ def hidden_above(seen_of):
         hidden = np.broadcast_to(~seen_of(scores, *others), scores.shape)
         return (np.where(hidden, np.float32(FAR), scores), *others)
 
-    return Reach("hidden scores are far above those that are seen", turn)
+    return Reach("hidden scores are far larger than the visible ones", turn)

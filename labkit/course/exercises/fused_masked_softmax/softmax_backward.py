@@ -66,7 +66,7 @@ def _shared_by_the_lanes(report) -> str | None:
     if loads <= 2 * enough:  # with room for those who read a number again
         return None
     return (f"It loads {loads:,} elements, and {enough:,} are enough: p and g, each for the sum and for the result. A "
-            "warp handles a row, so give each lane every 32nd column, and add up the lanes' sums by shuffles.")
+            "warp handles a row, so give each lane every 32nd column, and add up the lanes' sums with shuffles.")
 
 
 def _one_is_certain(rng, p, g, scale):

@@ -20,4 +20,4 @@ def without_atomics(report) -> str | None:
     if not report.counts["global_atomics"] and not report.counts["shared_atomics"]:
         return None
     return ("It adds atomically, so the order of the sum, and with it the last bits, may differ from run to run. Let "
-            "one thread compute an element, or store partial sums and add these up in order.")
+            "one thread compute each element, or store partial sums and add these up in order.")

@@ -58,7 +58,7 @@ def _replays_a_graph(run) -> str | None:
     replayed = sum(one.in_graph for one in run.launches)
     if run.captures and not run.replays:
         return (f"A graph is captured, but it is never replayed: for {run.size['steps']} steps {len(run.launches)} "
-                "kernels were launched one by one. What `graphs.capture` returns is replayed by its `launch()`.")
+                "kernels were launched one by one. Replay what `graphs.capture` returns, by its `launch()`.")
     if replayed < run.size["steps"] - 1:  # the warm-up may be a step
         return (f"For {run.size['steps']} steps {len(run.launches)} kernels ran, {replayed} of them from a graph. "
                 "The step should be captured with `graphs.capture`, and then replayed.")

@@ -72,8 +72,8 @@ def _on_streams(run):
     wanted = blocks_of(n, blocks_of(n, chunks))
     launches = [stream for what, stream in run.order if what == "launch"]
     if len(launches) != wanted:
-        return (f"{n:,} elements in {chunks} chunks are {wanted} chunks that are not empty, and {len(launches)} "
-                "launches were made: there should be one for each.")
+        return (f"{n:,} elements in {chunks} chunks leave {wanted} that are not empty. There should be one launch for "
+                f"each of these, not {len(launches)}.")
     for one, start in zip(run.launches, range(0, n, blocks_of(n, chunks)), strict=True):
         held = min(blocks_of(n, chunks), n - start)
         if one.block != (BLOCK, 1, 1) or one.grid != (blocks_of(held), 1, 1):

@@ -97,8 +97,8 @@ def _loads_a_pair_once(report) -> str | None:
     loads, enough = report.counts["global_loads"], 10 * pairs
     if loads <= enough:
         return None
-    return (f"It loads {loads:,} numbers from global memory, and {enough:,} are enough. Let a thread compute both "
-            f"numbers of a pair: it loads the two of the key, one cosine, one sine, and two of the value.")
+    return (f"It loads {loads:,} elements from global memory, and {enough:,} are enough. Let a thread compute both "
+            f"elements of a pair: it loads the two of the key, one cosine, one sine, and two of the value.")
 
 
 @cuda.jit

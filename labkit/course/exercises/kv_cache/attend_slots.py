@@ -146,9 +146,9 @@ def _each_once(report) -> str | None:
     threads, shared = 32 * SLOTS["B"] * SLOTS["H"], SLOTS["H"] // SLOTS["K"]
     loads, enough = report.counts["global_loads"], queries + shared * cache + threads * (SLOTS["N"] + 2)
     if loads > enough:
-        return (f"It loads {loads:,} numbers from global memory, and {enough:,} are enough: each warp loads its query, "
-                f"its keys and its values once. With a maximum that is corrected while the keys go by, one pass is "
-                f"enough.")
+        return (f"It loads {loads:,} elements from global memory, and {enough:,} are enough: each warp loads its "
+                f"query, its keys and its values once. With a running maximum, corrected as larger scores come, one "
+                f"pass is enough.")
     return None
 
 

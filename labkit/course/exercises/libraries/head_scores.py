@@ -40,10 +40,10 @@ from labkit.course.exercises import SUMMED, Edit, FunctionExercise, asks, dot_pr
 @asks("The product comes from cuBLAS, which reads the data where it is on the device.")
 def _by_cublas(run) -> str | None:
     if not run.calls:
-        return "cuBLAS is not called, and the product should come from it."
+        return "cuBLAS is not called, but the product should come from it."
     if run.copies_to_host:
         return (f"Arrays are copied to the host {run.copies_to_host} times. The call should read the "
-                "queries and the keys where they are: `at(qkv, i)` is where they begin.")
+                "queries and the keys where they are: pass `at(qkv, i)`, the address at which they begin.")
     return on_the_device(run)
 
 

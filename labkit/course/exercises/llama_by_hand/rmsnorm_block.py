@@ -80,11 +80,11 @@ def _one_barrier(report) -> str | None:
     rows, columns = NORMED["T"], NORMED["C"]
     if warps > 2 * THREADS * rows:
         return (f"Each row takes {warps // (THREADS * rows)} barriers, and two are enough: the lanes of a warp add up "
-                f"their squares by shuffles without a barrier, and the four warps have to meet only once.")
+                f"their squares with shuffles, without a barrier, and the four warps have to meet only once.")
     enough = 4 * rows * columns  # x * x may be written with two loads
     if loads > enough:
-        return (f"At {rows} x {columns} it loads {loads:,} numbers from global memory, more than {enough:,}: each "
-                f"thread needs its own columns of x, twice, and of the weight.")
+        return (f"At {rows} x {columns} it loads {loads:,} elements from global memory, more than {enough:,}: each "
+                f"thread needs only its own columns of x, twice, and of the weight.")
     return None
 
 

@@ -65,8 +65,8 @@ def _pairs_once(report) -> str | None:
     enough = 2 * numbers + numbers // 2  # x; cosines and sines of each pair; a position for each thread
     loads = report.counts["global_loads"]
     if loads > enough:
-        return (f"At {tokens} tokens of {heads} heads of {size} it loads {loads:,} numbers, and {enough:,} are enough: "
-                f"a thread loads both numbers of its pair, their cosine and sine, and a position, each once.")
+        return (f"At {tokens} tokens of {heads} heads of {size} it loads {loads:,} elements, and {enough:,} are "
+                f"enough: a thread loads both elements of its pair, their cosine and sine, and a position, each once.")
     return None
 
 

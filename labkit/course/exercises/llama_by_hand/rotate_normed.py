@@ -99,7 +99,7 @@ def _head_once(report) -> str | None:
     heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
     loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)
     if loads > enough:
-        return (f"For {heads} heads it loads {loads:,} numbers, and {enough:,} are enough: a lane loads both numbers "
+        return (f"For {heads} heads it loads {loads:,} elements, and {enough:,} are enough: a lane loads both elements "
                 f"of its pair, their weights, their cosine and sine, and a position, and each of these once.")
     return None
 

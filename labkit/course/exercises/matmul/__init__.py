@@ -45,17 +45,17 @@ def through_tiles(loads: Callable, staged: Callable) -> Demand:
     @asks("The data goes through shared memory: what several threads of a block need is loaded by one of them.")
     def demand(report) -> str | None:
         if not report.counts["shared_loads"]:
-            return ("Nothing is read from shared memory, and this exercise is about that way: stage the data in "
+            return ("Nothing is read from shared memory, which this exercise is about: stage the data in "
                     "`cuda.shared.array((16, 16), float32)`.")
         _, shape, _ = next(iter(report.arrays.values()))
         enough, made = loads(shape, int(np.prod(report.grid))), report.counts["global_loads"]
         if made > enough:
             return (f"It makes {made:,} loads from global memory, and with tiles of 16 x 16 {enough:,} are enough: a "
-                    "thread loads one element of each tile, and takes the others from shared memory.")
+                    "thread loads one element of each tile, and reads the others from shared memory.")
         first = elements_of_warps(report, "store", "shared").values()
         stored = len(set().union(*(elements for lanes in first for elements in lanes.values())))
         if stored < staged(shape):
-            return (f"{stored:,} numbers are stored in shared memory at the same time, and the tile of a block has "
+            return (f"{stored:,} elements are stored in shared memory at the same time, but the tile of a block has "
                     f"{staged(shape):,}: stage the data there, for all threads of the block.")
         return None
 

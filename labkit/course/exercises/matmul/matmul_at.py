@@ -81,8 +81,8 @@ def _loaded_along_rows(report) -> str | None:
     if report.coalescing > 0.5:
         return None
     return (f"Of the bytes in the {report.counts['sectors']:,} sectors that the warps move, {report.coalescing:.0%} "
-            "are asked for. Load both tiles along rows: neighbouring threads, `x` and `x + 1`, load neighbours. Then "
-            "one of the tiles is read the other way.")
+            "are used. Load both tiles along rows: let neighbouring threads, `x` and `x + 1`, load neighbouring "
+            "elements. Then read one of the tiles along its columns.")
 
 
 EXERCISE = KernelExercise(

@@ -45,15 +45,15 @@ from labkit.course.exercises import MOVED, Edit, KernelExercise, asks, of, unifo
 from labkit.course.exercises.matmul import over, through_tiles
 
 
-@asks("Neighbouring threads load neighbours and store neighbours.",
+@asks("Neighbouring threads load and store neighbouring elements.",
       through_tiles(lambda shape, blocks: int(np.prod(shape)), lambda shape: min(shape[0], 16) * min(shape[1], 16)))
 def _rows_both_ways(report) -> str | None:
     """Strided accesses on one side move four times as many sectors; sizes are at least a tile."""
     if report.coalescing > 0.5:
         return None
     return (f"Of the bytes in the {report.counts['sectors']:,} sectors that the warps move, {report.coalescing:.0%} "
-            "are asked for. Loads along the rows of `a` and stores along the rows of `out` ask for more than half: let "
-            "neighbouring threads, `x` and `x + 1`, load neighbours and store neighbours.")
+            "are used. With loads along the rows of `a` and stores along the rows of `out` it is more than half: let "
+            "neighbouring threads, `x` and `x + 1`, load and store neighbouring elements.")
 
 
 @cuda.jit

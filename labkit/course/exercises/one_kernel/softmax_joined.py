@@ -100,7 +100,7 @@ def _counted(report) -> str | None:
     if report.counts["global_atomics"] >= 12:
         return None
     return (f"It makes {report.counts['global_atomics']:,} atomics on global memory. Two joins of three blocks need at "
-            "least 12: each block arrives, and looks at the counter.")
+            "least 12: at each join, each block adds its arrival to the counter, and then reads the counter.")
 
 
 EXERCISE = KernelExercise(

@@ -94,7 +94,7 @@ def _counters_of_neighbours(report) -> str | None:
             for (thread, address), _ in cells.items():
                 touched.setdefault(thread // threads, set()).add(address)
     if blocks > 1 and elements_of_argument(report, 1) > 2 * 32 * blocks and not touched:
-        return "No counter is touched, so blocks do not wait for one another."
+        return "No counter is touched, so the blocks do not wait for one another."
     if busy := [block for block, addresses in touched.items() if len(addresses) > 3]:
         return (f"Block {busy[0]} touches the counters of {len(touched[busy[0]])} blocks, and three are enough: its "
                 "own, and those of its neighbours.")

@@ -113,15 +113,15 @@ def _maxima(values):
     return change
 
 
-@asks("Each number of `acc` is loaded once.")
+@asks("Each element of `acc` is loaded once.")
 def _acc_once(report) -> str | None:
     R, P, D = JOINED.values()
     allowed = R * P * D + R * P * 32 * 4 * (D // 32) + R * 32 * 8
     loads = report.counts["global_loads"]
     if loads <= allowed:
         return None
-    return (f"For {R} rows of {P} parts with {D} numbers your kernel makes {loads:,} loads, and {allowed:,} are "
-            f"enough. Each number of acc belongs to one column of out: only the thread that writes it loads it.")
+    return (f"For {R} rows of {P} parts with {D} elements your kernel makes {loads:,} loads, and {allowed:,} are "
+            f"enough. Each element of acc belongs to one column of out: only the thread that writes it loads it.")
 
 
 EXERCISE = KernelExercise(

@@ -87,7 +87,7 @@ def _loaded_once(report) -> str | None:
     if loads <= allowed:
         return None
     return (f"For {tokens} tokens in {heads} heads of {size} your kernel makes {loads:,} loads, and {allowed:,} are "
-            f"enough. Load each number of the query, the keys and the values once: keep the query in `query`, and "
+            f"enough. Load each element of the query, the keys and the values once: keep the query in `query`, and "
             f"instead of a second pass correct `acc` where the maximum grows.")
 
 

@@ -82,7 +82,7 @@ def _whole_sectors(report) -> str | None:
     if report.counts["sectors"] <= 1.5 * least:
         return None
     return (f"Your requests touch {report.counts['sectors']:,} sectors of 32 bytes; about {least:,} are enough. In "
-            f"each request of a warp, let lane 0 have number 0 of a head, lane 1 number 1 and so on.")
+            f"each request of a warp, let lane 0 access element 0 of a head, lane 1 element 1, and so on.")
 
 
 @cuda.jit

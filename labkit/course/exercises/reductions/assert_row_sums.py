@@ -167,7 +167,7 @@ def _mistaken(answer, expected, which) -> str | None:
     try:
         answer(kernel)
     except AssertionError as error:
-        return None if bug else f"It fails for a right kernel: {str(error).strip() or 'an assertion without words'}."
+        return None if bug else f"It fails for a right kernel: {str(error).strip() or 'an assert without a message'}."
     return f"It passes a kernel with a bug: {bug}." if bug else None
 
 

@@ -64,17 +64,18 @@ def _in_blocks_of_64(run):
             return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads, but blocks should "
                     "have 64. The grid is the first number in the brackets, the block the second.")
         if one.host_arrays:
-            return (f"The launch is given {one.host_arrays} host array(s), which are copied to the device and back "
-                    "with each launch. Pass an array that was sent there before, and a device array for the result.")
+            return (f"Of the arrays passed to the launch, {one.host_arrays} are on the host: these are copied to the "
+                    "device and back at each launch. Copy the tokens to the device first, and allocate the result "
+                    "there.")
         if one.types[:1] != ("int32",):
             return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, but should be an int32 "
                     "array: NumPy turns integers into int64 unless you give the dtype.")
     if hasattr(run.returned, "copy_to_host"):
-        return "What is returned still lies on the device, but should be a NumPy array: `copy_to_host` makes one."
+        return "The result is still on the device: return a NumPy array, which `copy_to_host` gives you."
     if not isinstance(run.returned, np.ndarray):
-        return f"What is returned is a {type(run.returned).__name__}, but should be a NumPy array."
+        return f"The function returns a {type(run.returned).__name__}; it should return a NumPy array."
     if run.returned.dtype.kind not in "iu":
-        return (f"What is returned holds {run.returned.dtype}, but indices are integers: allocate the result on the "
+        return (f"The array returned holds {run.returned.dtype}, but indices are integers: allocate the result on the "
                 "device with a dtype, int32 as for the tokens.")
     return None
 

@@ -58,12 +58,12 @@ READ = "out[col, left + lane] = tile[lane * 32 + (col ^ lane)]"
 def _no_conflicts(report) -> str | None:
     conflicts = report.counts["bank_conflicts"]
     if conflicts:
-        return (f"Lanes of a warp wait for one another at the banks of `tile` {conflicts:,} times, and it should be 0: "
+        return (f"Bank conflicts in `tile` cost {conflicts:,} extra steps, and there should be none: "
                 "store element `col` of row `row` at position `col ^ row` of its row, and read it from there.")
     stored = len({address for (_, space), cells in report.touched.items() if space == "shared"
                   for (thread, address), kinds in cells.items() if thread < 32 and "store" in kinds})
     if stored < 32 * 32:
-        return (f"There are no bank conflicts, but {stored:,} values are stored in shared memory, and all 1,024 of a "
+        return (f"There are no bank conflicts, but {stored:,} values are stored in shared memory, but all 1,024 of a "
                 "block have to go through `tile`: rows into it, columns out of it.")
     places = [address for (_, space), cells in report.touched.items() if space == "shared" for _, address in cells]
     if places and max(places) - min(places) > 4 * (32 * 32 - 1):

@@ -82,11 +82,11 @@ def _scans(report) -> str | None:
     elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
     rows, stores = elements_of_argument(report, 1), report.counts["global_stores"]
     if stores > rows:
-        return (f"For {rows} rows it stores {stores} tokens: the intervals of two tokens share a number. An interval "
-                f"ends before the first number of the next.")
+        return (f"For {rows} rows it stores {stores} tokens: the intervals of two tokens overlap. An interval ends "
+                f"before the first number of the next.")
     if loads > 3 * elements + 200:
         return (f"It makes {loads:,} loads from global memory for {elements:,} weights. Load each weight once, and get "
-                f"the sums of earlier lanes by shuffles.")
+                f"the sums of earlier lanes with shuffles.")
     return None
 
 

@@ -117,8 +117,8 @@ def _passes(report) -> str | None:
     lanes = {thread % 32 for (array, space), cells in report.touched.items() if (array, space) == (name, "global")
              for (thread, _), kinds in cells.items() if "load" in kinds}
     if len(lanes) < 16:
-        return (f"{len(lanes)} of the 32 lanes load all weights. Let each lane take every 32nd weight, and add their "
-                f"sums up by shuffles.")
+        return (f"The weights are loaded by only {len(lanes)} of the 32 lanes. Let each lane load every 32nd weight, "
+                f"and add up the lanes' sums with shuffles.")
     return None
 
 

@@ -74,7 +74,7 @@ def _together(report):
                             for thread, _ in cells} for name in list(report.arrays)[1:3])
         why = "threads load the coefficients of both polynomials, and need those of one" if of_even & of_odd else (
             "each thread's x once, into a variable, and each coefficient of its polynomial once")
-        return f"{loads:,} numbers are loaded, and {enough:,} are enough: {why}."
+        return f"{loads:,} values are loaded, and {enough:,} are enough: {why}."
     return None
 
 

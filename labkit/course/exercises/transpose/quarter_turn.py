@@ -57,7 +57,7 @@ import numpy as np
 from labkit.course.exercises import MOVED, Edit, KernelExercise, asks, of, uniform
 
 
-@asks("Warps load neighbours and store neighbours, and no access to shared memory has a bank conflict.")
+@asks("Each warp loads and stores neighbouring elements, and no access to shared memory has a bank conflict.")
 def _coalesced_without_conflicts(report) -> str | None:
     if report.coalescing <= 0.5:
         return (f"Of the bytes in the {report.counts['sectors']:,} sectors that your warps move, "

@@ -164,7 +164,7 @@ def test_in_two_dimensions_each_axis_has_its_end(thread, question):
 
 def race(reach):
     advice, one_warp = ("Put cuda.syncthreads() between line 1 and line 2.",
-                        "These threads are of one warp: for them cuda.syncwarp() is enough.")
+                        "These threads are in the same warp, so cuda.syncwarp() is enough.")
     finding = KernelFinding("race", "kernel", [], [], 0, "out", (0,), f"race: it races. {advice} {one_warp}",
                             advice=advice, barrier=True, one_warp=one_warp)
     finding.reach = reach
