@@ -5,7 +5,7 @@
 # lesson showed.
 #
 # Write your answer, run its cell, then run the `check` below it. It uses fresh inputs every time and blocks of many
-# sizes, and if something is wrong, it says what. A wrong answer costs nothing and is the quickest way to learn what a
+# sizes, and if something is wrong, it says what. A wrong answer costs nothing, and is the quickest way to learn what a
 # launch does. If you are stuck, `hint("count_down")` gives a first hint, and a better one when you ask again.
 
 # %%
@@ -43,7 +43,7 @@ check("count_down", count_down)
 #
 # In the lesson every thread had one element. A thread may just as well have several: in lesson 01, four elements per
 # thread turn out to be faster on a GPU than one. How many blocks of `threads` threads do `n` elements need if each thread
-# handles up to `each` of them? No block should be started that has nothing to do.
+# handles up to `each` of them? Do not start a block that would have nothing to do.
 #
 # This is an ordinary function on the host; no kernel is needed.
 
@@ -82,8 +82,8 @@ last_thread = 999 - 10 * 96  # 39
 check("predict_last_block", blocks=blocks, idle=idle, last_block=last_block, last_thread=last_thread)
 
 # %% [markdown]
-# Now observe. The kernel of the lesson records who was where; look at its last element. The picture shows the same at
-# a size that fits on a page. Where are the idle threads, and could they ever be in any block but the last?
+# Now observe. The lesson's kernel records which thread handled which element; look at the last one. The picture shows the
+# same at a size that fits on a page. Where are the idle threads, and could they ever be in any block but the last?
 
 # %%
 block, thread = (cuda.to_device(np.full(1000, -1, dtype=np.int32)) for _ in range(2))
@@ -152,10 +152,10 @@ check("stripes", stripes)
 # ## 6 · There and back, with something done in between
 #
 # The lesson sent a list of tokens to the device and fetched it back unchanged. This time a kernel works on it in between.
-# Suppose that a language model keeps eight values for each token in one long table, so that those of token 5 begin at
+# Suppose that a language model keeps eight values per token in one long table, so that the values of token 5 begin at
 # index 40. The kernel turns each token into the index at which its values begin: (5, 0, 7) becomes (40, 0, 56).
 #
-# Write the host's part. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
+# Write the host code. `tokens` is a Python list of one or more integers. Turn it into an int32 array, send it to the
 # device, allocate room for the result there, launch the kernel in blocks of 64 threads, and return the result as a NumPy
 # array.
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 01 · Vector addition: exercises
 #
-# Five kernels and one calculation, all of them relatives of the addition: the same index, the same guard, the same
-# loop, and in each something that the lesson did not have. Write your answer, run its cell, then run the `check` below
-# it. `hint("saxpy")` gives a hint, and a better one when you ask again.
+# Five kernels and one calculation, all related to the addition: the same index, the same guard, the same loop, and in
+# each something that the lesson did not have. Write your answer, run its cell, then run the `check` below it.
+# `hint("saxpy")` gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -15,8 +15,8 @@ from labkit import check, cuda, hint, plots
 #
 # $$y_i \leftarrow s\,x_i + y_i$$
 #
-# This is `saxpy`, the best-known line of linear algebra: *single precision, a times x plus y*. The result overwrites `y`,
-# so there is no third array. `s` is a scalar, `x` and `y` are vectors of float32.
+# This is `saxpy`, the best-known routine of linear algebra: *single precision, a times x plus y*. The result overwrites
+# `y`, so there is no third array. `s` is a scalar, `x` and `y` are vectors of float32.
 #
 # Write the guard and the store. Could another thread change the element of y that this thread still has to read?
 
@@ -35,7 +35,7 @@ def saxpy(s, x, y):
 check("saxpy", saxpy)
 
 # %% [markdown]
-# It could not: each element has one owner, and no other thread reads or writes it.
+# No, it could not: each element has one owner, and no other thread reads or writes it.
 #
 # ## 2 · Every second element
 #
@@ -66,7 +66,7 @@ check("every_second", every_second)
 # of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
 # begins.
 #
-# Predict the four values below. An addition of vectors moves exactly the bytes that it needs. Does this kernel?
+# Predict the four values below. A vector addition moves exactly the bytes that it needs. Does this kernel?
 
 # %%
 idle = None  # threads without an element
@@ -105,7 +105,7 @@ def first_warp(step):
 plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 
 # %% [markdown]
-# The output is half as long as that of a copy, and still every byte of `x` had to travel. In a kernel that waits for
+# The output is half as long as that of a copy, but every byte of `x` still had to be moved. In a kernel that waits for
 # memory, skipping every second element saves nothing on the reads.
 #
 # ## 4 · Find the bug: one round short
@@ -113,7 +113,8 @@ plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 # This grid-stride loop scales a vector, with 3 blocks of 32 threads however long `x` is. For a vector of 1,000 elements,
 # some of the output is never written; for a single element, none of it is.
 #
-# Which elements are missing, and whose are they? Work it out before you run the check, then repair the loop.
+# Which elements are missing, and which threads should have written them? Work it out before you run the check, then
+# repair the loop.
 
 
 # %%
@@ -144,16 +145,16 @@ check("scale_grid_stride", scale_grid_stride)
 # %% [markdown]
 # ## 5 · A sum for each thread
 #
-# A grid-stride loop does not have to write an element in every step. Here each thread of the grid adds up the elements
-# that it meets in a variable, and writes the total at the end:
+# A grid-stride loop does not have to write an element in every step. Here each thread of the grid adds up, in a variable,
+# the elements that it visits, and writes the total at the end:
 #
 # $$\text{out}_t = x_t + x_{t+T} + x_{t+2T} + \dots$$
 #
-# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them. With
-# four threads and `x` = (1, 2, 3, 4, 5, 6), `out` is (6, 8, 3, 4). Threads without any element of `x` write 0. This is
-# the first half of a sum over millions of elements; lesson 15 writes the second.
+# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element per thread. With four
+# threads and `x` = (1, 2, 3, 4, 5, 6), `out` is (6, 8, 3, 4). Threads without any element of `x` write 0. This is the
+# first half of a sum over millions of elements; lesson 15 writes the second.
 #
-# `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
+# `np.float32(0)` starts the total as float32. A plain `0.0` would make it float64, which is slow on many GPUs.
 
 
 # %%
@@ -177,11 +178,11 @@ check("partial_sums", partial_sums)
 # ## 6 · From a blank page: reversed, in place
 #
 # Reverse a vector without a second vector, so that its first element becomes its last: (1, 2, 3, 4, 5) becomes
-# (5, 4, 3, 2, 1). The only parameter is `x`. One thread is started per element, in blocks of 128, with the usual few too
-# many.
+# (5, 4, 3, 2, 1). The only parameter is `x`. One thread is started per element, in blocks of 128, plus the usual few
+# extra.
 #
-# In the lesson every element had one owner. Here elements trade positions in pairs, and a thread that moves one of a pair
-# also writes to the other. First decide which threads do the work and what each of them owns.
+# In the lesson every element had one owner. Here elements trade positions in pairs, and a thread that moves one element
+# of a pair also overwrites the other. First decide which threads do the work and what each of them owns.
 
 # %%
 reverse_in_place = None  # write the kernel here: def reverse_in_place(x)
@@ -202,7 +203,7 @@ def reverse_in_place(x):
 check("reverse_in_place", reverse_in_place)
 
 # %% [markdown]
-# If yours was wrong in one order of the threads and right in another, you have met a *race*. Two threads that swap the
-# same pair undo each other's work, or half of it, and which half is up to the hardware.
+# If your kernel was wrong in one order of the threads and right in another, you have met a *race*. Two threads that swap
+# the same pair undo each other's work, or half of it, and which half is up to the hardware.
 #
 # Next: the exercises of **02 · The machine**.

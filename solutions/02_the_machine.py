@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · The machine: exercises
 #
-# A prediction about warps, a calculation that you will make again for every kernel of the course, and a kernel from a
-# blank page whose warps must not split. Write your answer, run its cell, then run the `check` under it.
+# A prediction about warps, a calculation that you will repeat for every kernel of the course, and a kernel from a blank
+# page whose warps must not split. Write your answer, run its cell, then run the `check` under it.
 # `hint("predict_branches")` gives a hint, and a better one when you ask again.
 
 # %%
@@ -14,8 +14,8 @@ from labkit import check, cuda, hint, observe
 # ## 1 · Predict: which warps split?
 #
 # A kernel for 250 elements runs in four blocks of 64 threads, which makes eight warps. Each thread computes
-# `i = cuda.grid(1)`. First comes the guard, `if i < 250:`, and inside it a second condition, for which there are three
-# candidates: `i % 2 == 0`, `i // 32 % 2 == 0` and `i < 48`.
+# `i = cuda.grid(1)`. First comes the guard, `if i < 250:`, and inside it a second condition, one of three: `i % 2 == 0`,
+# `i // 32 % 2 == 0` and `i < 48`.
 #
 # For each of the four conditions, how many warps have lanes on both sides? Threads that the guard stops never reach the
 # second condition. Then answer the same question for `i // 32 % 2 == 0` in six blocks of 48 threads.
@@ -38,8 +38,8 @@ blocks_of_48 = 2  # i = 48 to 79, and i = 144 to 175
 check("predict_branches", guard=guard, by_lane=by_lane, by_warp=by_warp, first_48=first_48, blocks_of_48=blocks_of_48)
 
 # %% [markdown]
-# Now count. `observe` runs a kernel and keeps an account of every branch: here is the last of the five. Change the
-# condition and the size of the blocks, and compare with your prediction.
+# Now count. `observe` runs a kernel and records every branch: here is the last of the five cases. Change the condition
+# and the size of the blocks, and compare with your prediction.
 
 
 # %%
@@ -58,11 +58,11 @@ observe(branching[6, 48], cuda.to_device(np.zeros(250, np.int32)))
 # %% [markdown]
 # ## 2 · Enough loads
 #
-# By Little's law, a memory is kept busy if the bytes in flight are its bandwidth times its latency. Write a function that
-# says how many loads each thread must have in flight for that, rounded up.
+# By Little's law, memory is kept busy if the bytes in flight are its bandwidth times its latency. Write a function that
+# returns how many loads each thread must have in flight for that, rounded up.
 #
 # `gbs` is the bandwidth in GB/s and `ns` the latency in nanoseconds. Each of `sms` SMs runs `threads` threads, and one
-# load brings `each` bytes. All five are integers, and so is the result. A GB is 10^9 bytes here, so GB/s times ns are
+# load brings `each` bytes. All five are integers, and so is the result. A GB is 10^9 bytes here, so GB/s times ns gives
 # bytes.
 
 
@@ -91,8 +91,8 @@ check("loads_a_thread", loads_a_thread)
 # thread computes the element with its own index, every warp splits. Which 32 elements of the block can the first warp
 # compute instead, so that all of its lanes agree?
 #
-# Horner's rule is the short way: start with 0, and for each coefficient from the last to the first, multiply by x and
-# add the coefficient.
+# Horner's rule needs the fewest operations: start with 0, and for each coefficient from the last to the first, multiply
+# by x and add the coefficient.
 
 # %%
 two_polynomials = None  # write the kernel here: @cuda.jit, then def two_polynomials(x, even, odd, out)
@@ -119,7 +119,7 @@ def two_polynomials(x, even, odd, out):
 check("two_polynomials", two_polynomials)
 
 # %% [markdown]
-# There is a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that
-# costs: each load moves twice as many bytes as it needs. The other warp of the block soon wants the rest of those bytes,
-# which are then likely to be in a cache. Whether the exchange pays depends on the length of the branches: for two short
-# ones it does not, for a polynomial with hundreds of coefficients it does.
+# There is a price. The lanes of a warp now load every second element of `x`, and you know from lesson 01 what that costs:
+# each load moves twice as many bytes as it needs. The other warp of the block soon needs the rest of those bytes, which
+# are then likely to be in a cache. Whether the rearrangement pays off depends on the length of the branches: for two
+# short ones it does not, for a polynomial with hundreds of coefficients it does.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 03 · Occupancy: exercises
 #
-# A prediction, a calculation that is behind every occupancy in this course, a kernel that takes too much of an SM, and
-# one from a blank page that needs only as many blocks as fit. Write your answer, run its cell, then run the `check` under
-# it. `hint("predict_waves")` gives a hint, and a better one when you ask again.
+# A prediction, the calculation behind every occupancy in this course, a kernel that takes up too much of an SM, and one
+# from a blank page that needs only as many blocks as fit. Write your answer, run its cell, then run the `check` under it.
+# `hint("predict_waves")` gives a hint, and a better one when you ask again.
 
 # %%
 import numpy as np
@@ -72,16 +72,16 @@ check("resident_blocks", resident_blocks)
 # ## 3 · Room for two
 #
 # This kernel reverses a vector piece by piece. A block copies its piece of 5,000 elements into shared memory, waits until
-# all of it is there, and stores it backwards. It works, but on a T4 it is slow. An SM of a T4
-# has 64 KB of shared memory, so only one of these blocks fits, and while it waits at the barrier the SM has nothing else
-# to do.
+# all of it is there, and stores it backwards. It works, but on a T4 it is slow. An SM of a T4 has 64 KB of shared memory,
+# so only one of these blocks fits, and while it waits at the barrier the SM has nothing else to do.
 #
 # Predict how many blocks of 256 threads fit into an SM of a T4, an RTX 3060 and an H100. Then look at the table:
 #
 #     from labkit import fits
 #     fits(room_for_two, gpu="t4,rtx3060,h100", types="float32[::1], float32[::1]", block=256)
 #
-# and change one line so that at least two fit on the T4. Pieces stay 5,000 elements long, and go through shared memory.
+# and change one line so that at least two fit on the T4. Pieces must stay 5,000 elements long, and go through shared
+# memory.
 
 
 # %%
@@ -124,13 +124,13 @@ def room_for_two(x, out):
 check("room_for_two", room_for_two)
 
 # %% [markdown]
-# On an RTX 3060 two blocks fitted from the beginning, and on an H100 five. A type that is wider than its values costs
-# nothing on one GPU and half of the resident warps on another; the table shows it before anybody has to own both.
+# On an RTX 3060 two blocks fitted from the beginning, and on an H100 five; with float32 it is four and eight. A type that
+# is wider than its values costs resident warps on all three GPUs, and the table shows how many before anybody has to own
+# one.
 #
 # ## 4 · From a blank page: pieces in turn
 #
-# A vector `x` is cut into pieces of 64 elements, and each piece has a factor of its own, which multiplies all of its
-# elements:
+# A vector `x` is cut into pieces of 64 elements, and each piece has its own factor, which multiplies all of its elements:
 #
 # $$\text{out}_i = \text{factors}_p \, x_i, \qquad p = \lfloor i / 64 \rfloor$$
 #
@@ -162,5 +162,5 @@ check("pieces_in_turn", pieces_in_turn)
 
 # %% [markdown]
 # On a GPU one would launch as many blocks as fit on all SMs: `occupancy.blocks(...)` times the number of SMs. Such a
-# kernel has no tail as long as the pieces outnumber the blocks by far, and the work that each block does once, such as
-# computing an address or loading a table, is shared by many pieces.
+# kernel has hardly any tail as long as the pieces far outnumber the blocks, and work that each block does only once, such
+# as computing an address or loading a table, serves many pieces.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 04 · Indexing in three dimensions: exercises
 #
-# Six exercises on coordinates, addresses and the way between them. A volume has the shape `(nz, ny, nx)`, a thread is
-# `(x, y, z)`, and a flat array holds element `(x, y, z)` at `x + y * nx + z * nx * ny`. The checks use volumes
-# whose three sides differ: on a cube, half of the mistakes that one can make here do not show. `hint("layer_above")`
+# Six exercises on coordinates, addresses and the way from one to the other. A volume has the shape `(nz, ny, nx)`, a
+# thread is `(x, y, z)`, and a flat array holds element `(x, y, z)` at `x + y * nx + z * nx * ny`. The checks use volumes
+# whose three sides differ: on a cube, half of the mistakes that you can make here do not show. `hint("layer_above")`
 # gives a hint, and a better one when you ask again.
 
 # %%
@@ -14,8 +14,8 @@ from labkit import check, cuda, hint, plots
 # %% [markdown]
 # ## 1 · The element above
 #
-# Each thread writes the address of the element one layer above its own: same x, same y, the next z. Kernels that
-# smooth, spread heat or look for edges do this all the time. In the top layer there is nothing above, and the answer
+# Each thread writes the address of the element one layer above its own: same x, same y, the next z. Kernels that smooth
+# an image, simulate heat or look for edges do this all the time. In the top layer there is nothing above, and the answer
 # is -1. In the little volume of the lesson, the element at address 7 gets 22, and the one at 22 gets -1.
 #
 # `out` is a flat int32 array. The index and the guards are given.
@@ -88,8 +88,8 @@ check("cut_plane", cut_plane)
 # %% [markdown]
 # ## 4 · Predict: the sectors of a warp
 #
-# In blocks of 1,024 threads, each thread loads the float at its own coordinates, from a volume that begins where a sector
-# begins. How many sectors of 32 bytes does one warp touch?
+# In blocks of 1,024 threads, each thread loads the float at its own coordinates, from a volume that begins at a sector
+# boundary. How many sectors of 32 bytes does one warp touch?
 #
 # - the first warp of a block of 8 × 32 × 4, in a volume of 512 × 512 × 512
 # - the first warp of a block of 2 × 128 × 4, in the same volume
@@ -111,7 +111,7 @@ second_warp = 5  # floats 513 to 544: sectors 64 to 68
 check("predict_sectors", rows_of_8=rows_of_8, rows_of_2=rows_of_2, second_warp=second_warp)
 
 # %% [markdown]
-# Now observe: the threads of those warps write down their addresses.
+# Now observe: the threads of those warps record their addresses.
 
 
 # %%
@@ -138,12 +138,12 @@ plots.warp_addresses({
 
 # %% [markdown]
 # A row of 513 floats costs the warp a fifth sector. That is why arrays are often *padded*: their rows are made a little
-# longer than needed, so that each begins on a sector.
+# longer than needed, so that each begins at a sector boundary.
 #
 # ## 5 · Find the bug: right on a cube
 #
 # This kernel computes the difference between each layer and the next, `v[z + 1, y, x] - v[z, y, x]`. `v` and `out` are
-# flat. `out` has one layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 the kernel is right to the
+# flat. `out` has one layer fewer than `v`, hence the third guard. On a volume of 64 × 64 × 64 the kernel is right to the
 # last bit.
 #
 # Check it, and repair it. What would a test on cubes alone have shown you?
@@ -181,8 +181,8 @@ check("layer_difference", layer_difference)
 # $$\text{out}_{x,z,y} = v_{z,y,x}$$
 #
 # In NumPy this is `np.moveaxis(v, 2, 0)`: a `v` of shape (2, 3, 5) becomes an `out` of shape (5, 2, 3), and `v[1, 2, 4]`
-# becomes `out[4, 1, 2]`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x along v's
-# last axis, in blocks of 32 × 4 × 2. Each element of `out` has one owner; which thread is it?
+# becomes `out[4, 1, 2]`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, with its x along
+# v's last axis, in blocks of 32 × 4 × 2. Each element of `out` has one owner; which thread is it?
 
 # %%
 x_to_front = None  # write the kernel here: def x_to_front(v, out)
@@ -202,6 +202,6 @@ check("x_to_front", x_to_front)
 
 # %% [markdown]
 # One question to think about: a warp runs along x, so it reads neighbours, but where does it write? Count the sectors of
-# its store. Lesson 06 has the memory that cures this.
+# its store. Lesson 06 introduces the memory that cures this.
 #
 # Next: the exercises of **05 · Broadcasting**.

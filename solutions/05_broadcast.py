@@ -19,7 +19,7 @@ from labkit import check, cuda, hint, plots
 # shapes line up on the right. It is how a layer of a neural network adds its bias. With rows (1, 2) and (3, 4) and
 # `v` = (10, 20), `out` has the rows (11, 22) and (13, 24).
 #
-# The x of the grid runs along the columns, in blocks of 32 × 8. Everything is there except the line that does it.
+# The grid's x runs along the columns, in blocks of 32 × 8. Everything is there except the line that does the work.
 
 
 # %%
@@ -67,7 +67,7 @@ check("outer_difference", outer_difference)
 #
 # $$\text{out}_{xyz} = a_{xyz} \, g_y$$
 #
-# The grid has one axis, in blocks of 128, and all that a thread knows is its index `i`. Recover y from it. The kernel is
+# The grid has one axis, in blocks of 128, and all that a thread has is its index `i`. Recover y from it. The kernel is
 # given `ny` and `nz`, the lengths of the axes y and z. With `ny` = 3 and `nz` = 5, for example, `i` = 22 has y = 1.
 
 
@@ -92,8 +92,8 @@ check("scale_middle", scale_middle)
 #
 # $$\text{out}_{xyz} = a_{xyz} + b_{yz} + c_z$$
 #
-# I adapted the lesson's kernel one evening and tried it on 64 × 64 × 64. It agreed with NumPy to the last bit. Let
-# `check` look at it, read what it says, and repair the kernel.
+# I adapted the lesson's kernel one evening and tried it on 64 × 64 × 64. It agreed with NumPy to the last bit. Run
+# `check` on it, read what it says, and repair the kernel.
 
 
 # %%
@@ -147,8 +147,8 @@ sectors_b = 2  # one run of 16: both x want the same
 check("predict_reads", reads_b=reads_b, reads_c=reads_c, sectors_a=sectors_a, sectors_b=sectors_b)
 
 # %% [markdown]
-# Then observe. The next kernel has the same indices, but instead of reading an element it counts a read of it, with an
-# atomic addition, because many threads count in the same place. The picture shows what the warp touches.
+# Then observe. The next kernel has the same indices, but instead of reading an element it counts the read, with an atomic
+# addition, because many threads add to the same count. The picture shows what the warp touches.
 
 
 # %%
@@ -206,4 +206,4 @@ check("add_broadcast", add_broadcast)
 
 # %% [markdown]
 # This is what NumPy does, too. Its arrays carry their steps with them, in bytes, as `np.broadcast_to(b, a.shape).strides`
-# shows, and one loop serves every shape.
+# shows, and one loop serves all shapes.

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 06 · Matrix multiplication: exercises
 #
-# Eight exercises: three products with one thread for an element, two kernels that work through shared memory, two bugs
-# and a prediction. In two of them you write the kernel from a blank page. `hint("matvec")` gives a hint, and a second
-# call a better one.
+# Eight exercises: three products with one thread per element, two kernels that use shared memory, two bugs and a
+# prediction. In two of them you write the kernel from a blank page. `hint("matvec")` gives a hint, and a second call a
+# better one.
 #
-# One thing to keep in mind. `check` runs your kernel under several orders of the threads, and even so a right
-# result does not prove that the barriers are right. For each barrier, say which write it keeps from which read.
+# One thing to keep in mind. `check` runs your kernel under several orders of the threads, and even so a right result does
+# not prove that the barriers are right. For each barrier, say which write it separates from which read.
 
 # %%
 from numba import float32
@@ -44,8 +44,8 @@ check("matvec", matvec)
 # $$\text{out}_{r,c} = \sum_k a_{r,k} \, b_{c,k}$$
 #
 # That is `a @ b.T`. `a` is (M, K), `b` is (N, K), `out` is (M, N), and nothing is transposed in memory: only the index
-# changes. Attention compares each query with each key in this way. Blocks are 16 × 16, and the grid's x runs
-# along the columns of `out`.
+# changes. Attention compares every query with every key in this way. Blocks are 16 × 16, and the grid's x runs along the
+# columns of `out`.
 
 
 # %%
@@ -67,14 +67,13 @@ check("matmul_bt", matmul_bt)
 # %% [markdown]
 # ## 3 · A layer in one kernel
 #
-# A layer of a neural network multiplies, adds the bias of its column, and sets what is negative to zero:
+# A layer of a neural network multiplies, adds the bias of the column, and sets negative values to zero:
 #
 # $$\text{out}_{r,c} = \max\left(0, \; \sum_k a_{r,k} \, b_{k,c} + \text{bias}_c\right)$$
 #
-# As three calls that is two matrices written and read back. In one kernel they never leave the registers: fusion, as in
-# lesson 05. `a` is (M, K), `b` is (K, N), `bias` has N elements. Write `dense_layer(a, b, bias, out)` from the
-# decorator down, for blocks of 16 × 16 with the grid's x along the columns. `max(total, float32(0.0))` works in a
-# kernel.
+# With three calls, two matrices are written and read back. In one kernel they never leave the registers: fusion, as in
+# lesson 05. `a` is (M, K), `b` is (K, N), `bias` has N elements. Write `dense_layer(a, b, bias, out)` from the decorator
+# down, for blocks of 16 × 16 with the grid's x along the columns. `max(total, float32(0.0))` works in a kernel.
 
 # %%
 dense_layer = None  # write the kernel
@@ -99,13 +98,13 @@ check("dense_layer", dense_layer)
 # %% [markdown]
 # ## 4 · A transpose through shared memory
 #
-# A transpose reads rows and writes columns. However you arrange the threads, either the loads or the stores of a warp
-# are far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
-# along the rows of `out`. The transposing is done inside the tile, where it costs little.
+# A transpose reads rows and writes columns. However you arrange the threads, either the loads or the stores of a warp are
+# far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it along the
+# rows of `out`. The transpose happens inside the tile, where it costs little.
 #
-# `a` has the shape (R, C) and `out` the shape (C, R). The grid covers `a`, with its x along the columns; `left` and
-# `top` are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours.
-# Note that a thread stores a different element from the one it loaded, and that the store needs another guard.
+# `a` has the shape (R, C) and `out` the shape (C, R). The grid covers `a`, with its x along the columns; `left` and `top`
+# are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours. Note that a
+# thread stores a different element from the one it loaded, and that the store needs a different guard.
 
 
 # %%
@@ -129,8 +128,8 @@ check("transpose_tiled", transpose_tiled)
 # %% [markdown]
 # ## 5 · Find the bug: the edge of a tile
 #
-# `a @ a.T` holds the dot product of each row of `a` with each other row. It is the Gram matrix. Both tiles come from
-# `a`: `mine` from the rows that belong to the block's rows of `out`, `theirs` from those that belong to its columns.
+# `a @ a.T`, the Gram matrix, holds the dot product of every row of `a` with every row. Both tiles come from `a`: `mine`
+# from the rows that belong to the block's rows of `out`, `theirs` from those that belong to its columns.
 #
 # The kernel is right for 64 × 64, for 16 × 160 and for every other size that I tried at first.
 
@@ -250,9 +249,10 @@ check("matmul_ahead", matmul_ahead)
 # %% [markdown]
 # ## 7 · Predict, then observe: loads with and without tiles
 #
-# `a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, tiles too. Work out on paper:
+# `a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, and so are tiles. Work out on paper:
 #
-# - `naive`: how many elements do all threads together load from global memory, with one thread for each and no tiles?
+# - `naive`: how many elements do all threads together load from global memory, with one thread per element of `out` and
+#   no tiles?
 # - `tiled`: how many with tiles? A zero beyond an edge is no load.
 # - `barriers`: at how many barriers does one thread of the tiled kernel wait?
 
@@ -271,7 +271,7 @@ check("predict_loads", naive=naive, tiled=tiled, barriers=barriers)
 
 # %% [markdown]
 # Then observe. The next kernel has the loops of the tiled one but loads nothing: it counts the loads and the barriers.
-# `counts[0]` is the sum over all threads, `counts[1]` is counted by one of them.
+# `counts[0]` is the sum over all threads; `counts[1]` is counted by one of them.
 
 # %%
 import numpy as np
@@ -303,11 +303,11 @@ print(f"{loads:,} loads from global memory in tiles of 16 x 16, and {waits} barr
 #
 # $$\text{out}_{r,c} = \sum_k a_{k,r} \, b_{k,c}$$
 #
-# That is `a.T @ b`, which every linear layer needs when it learns: `a` is (K, M), `b` is (K, N), `out` is (M, N). Write
-# it with tiles of 16 × 16 in shared memory, from the decorator down: `matmul_at(a, b, out)`, for blocks of 16 × 16 with
-# the grid's x along the columns of `out`.
+# That is `a.T @ b`, which every linear layer needs in training: `a` is (K, M), `b` is (K, N), `out` is (M, N). Write it
+# with tiles of 16 × 16 in shared memory, from the decorator down: `matmul_at(a, b, out)`, for blocks of 16 × 16 with the
+# grid's x along the columns of `out`.
 #
-# Load both tiles along rows, so that neighbouring threads load neighbours. Then one of them is read the other way.
+# Load both tiles along rows, so that neighbouring threads load neighbours. Then one of the tiles is read along columns.
 
 # %%
 matmul_at = None  # write the kernel
@@ -341,5 +341,5 @@ def matmul_at(a, b, out):
 check("matmul_at", matmul_at)
 
 # %% [markdown]
-# Count what a warp reads of `a_tile` in one step of the inner loop: two numbers, each handed to 16 lanes. Here the
+# Count what a warp reads of `a_tile` in one step of the inner loop: two elements, each of them for 16 lanes. Here the
 # transpose costs nothing.

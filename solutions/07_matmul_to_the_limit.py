@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 · To the limit of the CUDA cores: exercises
 #
-# Four exercises: two thread tiles in registers, and two predictions to be done on paper.
+# Four exercises: two thread tiles in registers, and two predictions to work out on paper.
 # `hint("linear_patch")` gives a hint, and a second call a better one.
 
 # %%
@@ -12,12 +12,13 @@ from labkit import check, cuda, hint, ptx
 # %% [markdown]
 # ## 1 · Predict: a thread tile that is not square
 #
-# Blocks of 16 × 16 threads, and a thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on paper:
+# Blocks have 16 × 16 threads, and each thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on
+# paper:
 #
 # - `loads`: how many elements does a thread read from shared memory in one step of k?
 # - `products`: how many multiply-adds does it do with them?
-# - `busy`: in what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
-#   lasts as long as four of its multiply-adds?
+# - `busy`: for what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
+#   takes as long as four of its multiply-adds?
 # - `tile_bytes`: how many bytes of shared memory does a pair of tiles need, one of `a` and one of `b`?
 
 # %%
@@ -41,8 +42,9 @@ check("predict_patch", loads=loads, products=products, busy=busy, tile_bytes=til
 # $$\text{out}_{m,n} = \sum_k x_{m,k} \, w_{n,k}$$
 #
 # That is `x @ w.T`, the form of a linear layer: `x` is (M, K), `w` is (N, K). A thread computes the tile of 4 × 4
-# elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four elements of `x` and
-# four of `w` into `x_part` and `w_part`, zeros beyond the edges, and multiply each with each. Blocks are 8 × 8 threads.
+# elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four elements of `x` into
+# `x_part` and four of `w` into `w_part`, with zeros beyond the edges, and multiply each of `x_part` by each of `w_part`.
+# Blocks are 8 × 8 threads.
 
 
 # %%
@@ -79,8 +81,8 @@ check("linear_patch", linear_patch)
 # ## 3 · From a blank page: an outer product, four at a time
 #
 # `out[i, j] = x[i] * y[j]`. `x` has M elements and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
-# threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column
-# of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four elements from flat index i on, and store with
+# threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column of
+# the grid. Load with `ptx.load_nc4(array, i)`, which returns the four elements from flat index `i` on, and store with
 # `ptx.store_global4(array, i, p, q, r, s)`.
 
 # %%
@@ -108,15 +110,15 @@ check("outer_tiles", outer_tiles)
 # %% [markdown]
 # ## 4 · Predict: bytes per flop
 #
-# The pipelined kernel at M = N = K = 4,096 on a GPU with 132 SMs. A block computes 128 × 128 elements, two blocks fit
+# The pipelined kernel at M = N = K = 4,096 on a GPU with 132 SMs. A block computes 128 × 128 elements, and two blocks fit
 # on an SM.
 #
 # - `loaded`: how many elements does one block load from global memory in all?
-# - `flop_per_byte`: how many flops does it do for each byte of them?
-# - `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds (waves, in lesson 03's word) do all
-#   blocks need, the last one counted whole?
-# - `ring_bytes`: how many bytes of shared memory does a block use? Three pairs of tiles, 16 steps of k each, and a row
-#   has 128 + 4 elements of `a` and 128 of `b`.
+# - `flop_per_byte`: how many flops does it do per byte of these?
+# - `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds (the waves of lesson 03) do all blocks
+#   need, with the last one counted as a whole?
+# - `ring_bytes`: how many bytes of shared memory does a block use? It has three pairs of tiles of 16 steps of k each, and
+#   a step has 128 + 4 elements of `a` and 128 of `b`.
 
 # %%
 loaded = None
@@ -134,6 +136,6 @@ ring_bytes = 3 * 16 * (128 + 4 + 128) * 4  # more than 48 KB
 check("predict_traffic", loaded=loaded, flop_per_byte=flop_per_byte, rounds=rounds, ring_bytes=ring_bytes)
 
 # %% [markdown]
-# Compare `flop_per_byte` with the intensity at which both limits bind, in the first table of lesson 06. Most of those
-# bytes come from the L2 cache, besides, since all blocks in a row of tiles read the same rows of `a`. And how full is
-# the last round? That is its tail.
+# Compare `flop_per_byte` with the intensity at which both limits bind, in the first table of lesson 06. Besides, most of
+# those bytes come from the L2 cache, since all blocks in a row of tiles read the same rows of `a`. And how full is the
+# last round? What is missing is the tail.

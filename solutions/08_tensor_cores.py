@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 · Tensor cores: exercises
 #
-# Four exercises: two products on the tensor cores, a swizzled tile, and a prediction to be done on paper.
+# Four exercises: two products on the tensor cores, a swizzled tile, and a prediction to work out on paper.
 # `hint("one_mma")` gives a hint, and a second call a better one.
 #
 # They run without a GPU: the CPU device does what the instruction does, lane by lane.
@@ -43,8 +43,8 @@ check("predict_lanes", a_lane=a_lane, a_register=a_register, b_lane=b_lane, b_re
 #
 # `c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`
 #
-# What is missing is who loads what: a0 to a3, b0 and b1, and where the four accumulators go. They begin at
-# `float32(0.0)`. `ptx.pack_half2(x, y)` puts two float32 values into one register as float16, the first into the low
+# What is missing is what each lane loads into a0 to a3, b0 and b1, and where it stores the four accumulators. They start
+# at `float32(0.0)`. `ptx.pack_half2(x, y)` puts two float32 values into one register as float16, the first into the low
 # half.
 
 
@@ -75,12 +75,12 @@ check("one_mma", one_mma)
 # %% [markdown]
 # ## 3 · From a blank page: a linear layer on the tensor cores
 #
-# `x @ w.T` once more, now in float16: `x` is (16 T, 16 S), `w` is (8 C, 16 S), `out` is (16 T, 8 C) in float32. A block
-# is one warp and computes 16 × 8 elements of `out`: rows from 16 · blockIdx.y, columns from 8 · blockIdx.x. It walks
-# along K in steps of 16 and gives the four accumulators of one product to the next.
+# `x @ w.T` again, now in float16: `x` is (16 T, 16 S), `w` is (8 C, 16 S), `out` is (16 T, 8 C) in float32. A block is
+# one warp and computes 16 × 8 elements of `out`: rows from 16 · blockIdx.y, columns from 8 · blockIdx.x. It goes along K
+# in steps of 16 and passes the four accumulators of one product to the next.
 #
-# Look at what the instruction needs from `b`: two neighbours down a column. In `w`, whose rows are the columns of `b`,
-# they are side by side. So the weights need not be transposed, which is why libraries store them in this way.
+# Look at what the instruction needs from `b`: two neighbours in a column. In `w`, whose rows are the columns of `b`, they
+# are side by side. So the weights need not be transposed, which is why libraries store them this way.
 
 # %%
 linear_mma = None  # write the kernel
@@ -117,10 +117,10 @@ check("linear_mma", linear_mma)
 # %% [markdown]
 # ## 4 · A tile without padding
 #
-# `a` is (32 T, 32), `out` is its transpose, (32, 32 T). A block is one warp, and transposes 32 rows of `a` through a
-# tile of 1,024 elements in shared memory. It writes rows into the tile and reads columns from it. For now, a column is
-# in a single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. It
-# stays as large as it is.
+# `a` is (32 T, 32), `out` is its transpose, (32, 32 T). A block is one warp, and transposes 32 rows of `a` through a tile
+# of 1,024 elements in shared memory. It writes rows into the tile and reads columns from it. For now, each column is in a
+# single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. The tile stays as large as
+# it is.
 
 
 # %%

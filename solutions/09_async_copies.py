@@ -4,7 +4,7 @@
 # Three exercises: a prediction about groups of copies, a bug in a ring of two stages, and a ring of three from a blank
 # page. `hint("predict_groups")` gives a hint, and a second call a better one.
 #
-# They run without a GPU: the CPU device delivers a copy at the wait for its group, as late as it may come.
+# They run without a GPU: the CPU device delivers a copy at the wait for its group, as late as it is allowed to arrive.
 
 # %%
 from numba import float32
@@ -14,17 +14,17 @@ from labkit import check, cuda, hint, ptx
 # %% [markdown]
 # ## 1 · Predict: groups and stages
 #
-# A kernel has a ring of stages and copies as the lesson's does: before the loop it closes a group of copies for each
-# stage but one, and in every step one more, which is empty where there is nothing left to copy. For 3 stages and 5 steps
-# the lesson's table says: each wait lets 1 group be under way, in step 1 that is group 2, and 2 groups are empty.
+# A kernel has a ring of stages and copies as the lesson's does: before the loop it closes one group of copies for each
+# stage but one, and in every step one more, which is empty when there is nothing left to copy. For 3 stages and 5 steps
+# the lesson's table says: each wait leaves 1 group in flight, in step 1 that is group 2, and 2 groups are empty.
 #
 # Now there are 4 stages and 10 steps. Steps, tiles, groups and stages are counted from 0.
 #
 # - `pending`: what is the n of `cp_async_wait(n)`, if as many copies as possible should be in flight?
-# - `newest`: when the wait of step 3 returns, which is the newest group that may be under way?
+# - `newest`: when the wait of step 3 returns, what is the newest group that may be in flight?
 # - `stage`: into which stage goes the copy that step 3 starts?
 # - `empty`: how many of all groups are empty?
-# - `ring_bytes`: a stage holds 128 × 32 float16 values of `a` and 32 × 128 of `b`. How many bytes has the ring?
+# - `ring_bytes`: a stage holds 128 × 32 float16 values of `a` and 32 × 128 of `b`. How many bytes does the ring take?
 
 # %%
 pending = None
@@ -44,17 +44,17 @@ ring_bytes = 4 * (128 * 32 + 32 * 128) * 2
 check("predict_groups", pending=pending, newest=newest, stage=stage, empty=empty, ring_bytes=ring_bytes)
 
 # %% [markdown]
-# A fourth stage needs another 16 KB and lets every copy run for three steps. Whether it pays depends on what three stages
-# leave to wait for.
+# A fourth stage needs another 16 KB and lets every copy take three steps. Whether it pays depends on how much waiting is
+# left with three.
 #
 # ## 2 · Find the bug: the last copy
 #
 # `a` has R rows of 64 elements. The kernel adds up each column and writes the sums in reverse order. One block of 64
-# threads streams the rows through two stages in shared memory: while it adds one row, the copy of the next one is under
-# way. Each thread reads what another one has copied.
+# threads streams the rows through two stages in shared memory: while it adds one row, the copy of the next one is in
+# flight. Each thread reads what another one has copied.
 #
-# On a GPU it may pass any number of tests. Which row does the last round not wait for? `observe` knows, and so does the
-# lesson's table of groups.
+# On a GPU it may pass any number of tests. Which row does the last round not wait for? `observe` finds it, and the
+# lesson's table of groups shows why.
 
 
 # %%
@@ -115,7 +115,7 @@ check("mirrored_sums", mirrored_sums)
 # of 64, `[[1, 2, 3, 4], [10, 20, 30, 40]]` gives `[44, 33, 22, 11]`.
 #
 # One block of 64 threads streams the rows through a ring of three stages in shared memory. While a row is added, the
-# copies of the next two are under way, each thread reads what another one has copied, and one barrier a row is enough.
+# copies of the next two are in flight. Each thread reads what another one has copied, and one barrier per row is enough.
 # Copy with `ptx.cp_async_4(tile, offset, a, r * 64 + i, 4)`. R may be 1.
 
 # %%

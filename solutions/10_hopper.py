@@ -4,7 +4,8 @@
 # Two exercises: a prediction about what fits on an SM, and a bug in the second lap of a ring that TMA fills.
 # `hint("predict_stages")` gives a hint, and a second call a better one.
 #
-# They run without a GPU: the CPU device has mbarriers and TMA, and delivers the bytes of a box at the wait for them.
+# They run without a GPU: the CPU device has mbarriers and TMA, and delivers the bytes of a box when a thread waits for
+# them.
 
 # %%
 from numba import float32, uint64
@@ -14,17 +15,17 @@ from labkit import check, cuda, hint, ptx
 # %% [markdown]
 # ## 1 · Predict: what fits
 #
-# `wgmma_specialised` with tiles of 128 × 256 in float16. A stage holds 64 steps of k: 128 rows of `a` and 256 columns
-# of `b`. A block has 232,448 bytes of shared memory. Besides the stages, that has to hold the block's finished tile of
+# *wgmma_specialised* has tiles of 128 × 256 in float16. A stage holds 64 steps of k: 128 rows of `a` and 256 columns of
+# `b`. A block has 232,448 bytes of shared memory. Besides the stages, these have to hold the block's finished tile of
 # `out`, in float16. Two warpgroups multiply, 64 rows each.
 #
-# For *wgmma_cp_async*, with tiles of 128 × 128, a stage would have (128 + 128) · 64 · 2 = 32,768 bytes, and a thread 64
-# accumulators.
+# For *wgmma_cp_async*, with tiles of 128 × 128, a stage would take (128 + 128) · 64 · 2 = 32,768 bytes, and a thread
+# would have 64 accumulators.
 #
-# - `stage_bytes`: how many bytes does a stage have?
+# - `stage_bytes`: how many bytes does a stage take?
 # - `stages`: how many whole stages fit?
 # - `accumulators`: how many float32 accumulators does a thread of a consumer hold?
-# - `products`: how many `wgmma` m64n256k16 does a block do for a stage?
+# - `products`: how many `wgmma` m64n256k16 does a block execute per stage?
 # - `place`: at which position of its row does TMA store piece 6 of row 11 of a tile, if a row has eight pieces?
 
 # %%
@@ -47,14 +48,14 @@ check("predict_stages", stage_bytes=stage_bytes, stages=stages, accumulators=acc
 
 
 # %% [markdown]
-# Shared memory decides how many stages there are, and registers how large a tile can be. With 128 accumulators in each
-# thread of a consumer, it makes sense that the producer gives registers up.
+# Shared memory limits how many stages there are, and registers limit how large a tile can be. With 128 accumulators in
+# each thread of a consumer, it makes sense that the producer gives up registers.
 #
 # ## 2 · Find the bug: the second lap
 #
 # `a` has R rows of 64 float32 elements, and the kernel adds up each column: `[[1, 2], [10, 20]]` would give `[11, 22]`.
 # One block of 64 threads has a ring of two stages, each with its mbarrier in `loaded`. Thread 0 requests a row by TMA,
-# 256 bytes, as soon as its stage is free; everybody waits at the stage's mbarrier before reading.
+# 256 bytes, as soon as its stage is free; all threads wait at the stage's mbarrier before reading.
 #
 # For one and two rows the sums are right. From the third row on they are not. What is different in the second lap?
 
@@ -123,5 +124,5 @@ def second_lap(a_map, rows, out):
 check("second_lap", second_lap)
 
 # %% [markdown]
-# A bit is enough because nobody can be two laps behind: before a stage is filled again, a barrier says that everybody has
-# read it.
+# One bit is enough because no thread can be two laps behind: before a stage is filled again, a barrier makes sure that
+# all threads have read it.

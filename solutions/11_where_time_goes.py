@@ -12,8 +12,8 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · From a blank page: whose time is it
 #
-# A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole
-# product has 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
+# A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole product
+# takes 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
 #
 # A range's *own* time is its total minus the ranges directly inside it. Write `own_time(parent, total)`, which returns
 # the own time of every range. Ranges are numbered in the order they begin: `parent[i]` is the index of the
@@ -41,8 +41,8 @@ check("own_time", own_time)
 # %% [markdown]
 # ## 2 · Predict: many small copies
 #
-# A copy to the device needs 10 µs to start, and then moves 50,000 bytes in a microsecond (50 GB/s). How many
-# microseconds do these need, rounded to a whole number?
+# A copy to the device takes 10 µs to start, and then moves 50,000 bytes per microsecond (50 GB/s). How many microseconds
+# do these take, rounded to a whole number?
 #
 # - a copy of 4 bytes
 # - a copy of 2,000,000 bytes

@@ -12,9 +12,9 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · Predict: what ncu will read
 #
-# Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request
-# is one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch,
-# for each of these loads of float32? All arrays begin where a sector begins.
+# Nsight Compute's *sectors per request* is the quickest way to see whether a kernel wastes memory traffic. A request is
+# one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch, for
+# each of these loads of float32? All arrays begin at the start of a sector.
 
 # %%
 row = None  # x[i]
@@ -61,6 +61,6 @@ def sectors_touched(addresses, width):
 check("sectors_touched", sectors_touched)
 
 # %% [markdown]
-# `observe(...)` counts sectors in just this way, with the addresses of every load of every warp.
+# `observe(...)` counts sectors in exactly this way, with the addresses of every load of every warp.
 #
 # Next: the exercises of **13 · Graphs and streams**.

@@ -13,16 +13,17 @@ from labkit import check, cuda, graphs, hint
 # %% [markdown]
 # ## 1 · Predict: a queue of launches
 #
-# A launch costs the host 30 µs. The GPU starts a kernel as soon as its launch is done and the kernel before it has
-# ended. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How many microseconds pass
+# A launch costs the host 30 µs. The GPU starts a kernel as soon as its launch is done and the previous kernel has
+# finished. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How many microseconds pass
 # from the first launch to the end of the last kernel,
 #
 # - if a kernel takes 4 µs,
 # - if a kernel takes 100 µs,
 # - if a kernel takes 4 µs and the program waits for each before it launches the next?
 #
-# Then put the 1,000 kernels of 4 µs into a graph. Launching the graph costs 20 µs, once, and a kernel inside it 1 µs on
-# top of its 4. Last: in the first case, for what percentage of the time does the GPU compute? Round to whole numbers.
+# Then put the 1,000 kernels of 4 µs into a graph. Launching the graph costs 20 µs, once, and each kernel inside it 1 µs
+# on top of its 4. Finally: in the first case, for what percentage of the time does the GPU compute? Round to whole
+# numbers.
 
 # %%
 short_us = None  # 1,000 kernels of 4 us
@@ -51,9 +52,8 @@ check("predict_launches", short_us=short_us, long_us=long_us, waiting_us=waiting
 # A state `y` goes through the same small step many times, $y \leftarrow y/2 + x$. The launcher records one step as a
 # graph and replays it. When called for three steps it returns the result of four.
 #
-# Before you run the check: when does `graphs.capture` run the function it is given, and what for? Its docstring says
-# how to prevent that. But what then compiles the kernel? (Here it has been compiled before, by the two lines under the
-# kernel.)
+# Before you run the check: when does `graphs.capture` run the function it is given, and why? Its docstring says how to
+# prevent that. But what compiles the kernel then? (Here it has already been compiled, by the two lines under the kernel.)
 
 
 # %%
@@ -90,17 +90,17 @@ def run_steps(x, y, steps):
 check("run_steps", run_steps)
 
 # %% [markdown]
-# There are at least three cures, and `check` accepts each. Large programs warm up on a copy of the data, since a step
+# There are at least three fixes, and `check` accepts each. Large programs warm up on a copy of the data, since a step
 # that changes its input must not be run an extra time.
 #
 # ## 3 · Three kernels made one
 #
 # $$\text{out} = \max(x + b,\, 0) + r$$
 #
-# A layer's bias, its activation, and the residual. As three kernels these are three launches, and the intermediate
-# results go to memory and back twice. Write one kernel that does it all, with a thread per element, in blocks of 128.
-# `x`, `r` and `out` are matrices stored row by row and passed as flat arrays. `bias` has one element per column, so a
-# row is as long as `bias`.
+# A layer's bias, its activation, and the residual. Three kernels take three launches, and the intermediate results go to
+# memory and back twice. Write one kernel that does it all, with one thread per element, in blocks of 128. `x`, `r` and
+# `out` are matrices stored row by row and passed as flat arrays. `bias` has one element per column, so a row is as long
+# as `bias`.
 
 # %%
 fused_tail = None  # write the kernel here: def fused_tail(x, bias, residual, out)
@@ -119,13 +119,13 @@ check("fused_tail", fused_tail)
 
 # %% [markdown]
 # The three kernels read and write 7 arrays (the bias, which is small, not counted): the first reads one and writes one,
-# the second as well, the third reads two and writes one. The fused kernel reads two and writes one.
+# and so does the second; the third reads two and writes one. The fused kernel reads two and writes one.
 #
 # ## 4 · Predict: three engines
 #
 # Copying an array to the device takes 8 ms, the kernel 12 ms, the copy back 4 ms. The array is cut into four equal
-# chunks. The GPU's three engines (copies there, kernels, copies back) work at the same time, each on one chunk after
-# the other. How many milliseconds does it all take
+# chunks. The GPU's three engines (copies to the device, kernels, copies back) work at the same time, each on one chunk
+# after another. How many milliseconds does it all take
 #
 # - if all chunks are on one stream,
 # - if they are on three streams, used in turn,
@@ -150,16 +150,16 @@ check("predict_overlap", one_stream_ms=one_stream_ms, four_chunks_ms=four_chunks
 
 
 # %% [markdown]
-# A kernel three times as fast made the whole 1.5 times as fast. Which part would you improve next?
+# A kernel three times as fast made the whole program 1.5 times as fast. Which part would you improve next?
 #
 # ## 5 · From a blank page: an array in chunks
 #
-# Write `waves_in_chunks(x, chunks)`. It runs `wave_kernel` over the host's array `x` in `chunks` equal chunks and
-# returns the result as a NumPy array. The last chunk may be shorter, and if there are more chunks than elements, some
-# have nothing to do: 10 elements in 4 chunks are 3, 3, 3 and 1, and 3 elements in 5 chunks are 1, 1 and 1.
+# Write `waves_in_chunks(x, chunks)`. It runs `wave_kernel` over the host's array `x` in `chunks` equal chunks and returns
+# the result as a NumPy array. The last chunk may be shorter, and if there are more chunks than elements, some are empty:
+# 10 elements in 4 chunks are 3, 3, 3 and 1, and 3 elements in 5 chunks are 1, 1 and 1.
 #
-# Each chunk gets a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream.
-# Use three streams in turn.
+# Each chunk needs a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream. Use
+# three streams in turn.
 #
 # `cuda.device_array` allocates on the device and `cuda.pinned_array` on the host, `array[a:b]` is a part of either,
 # `there.copy_to_device(part, stream)` and `back.copy_to_host(part, stream)` copy.
@@ -200,7 +200,7 @@ def waves_in_chunks(x, chunks):
 check("waves_in_chunks", waves_in_chunks)
 
 # %% [markdown]
-# On a GPU the copy to the device overlaps with nothing as long as `x` is in pageable memory, and that is up to the
-# caller. Which of the two copies can overlap here?
+# On a GPU the copy to the device overlaps with nothing if `x` is in pageable memory, and that is up to the caller. Which
+# of the two copies can overlap in any case?
 #
 # Next: the exercises of **14 · Libraries**.

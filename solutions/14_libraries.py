@@ -41,8 +41,8 @@ check("predict_call", m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldc)
 #
 #     out = a.T @ b
 #
-# `a` is (K, M), `b` is (K, N), `out` is (M, N), all row by row and on the device. This product gives a layer's weights
-# their gradient.
+# `a` is (K, M), `b` is (K, N), `out` is (M, N), all row by row and on the device. The gradient of a layer's weights is
+# such a product.
 
 
 # %%
@@ -69,8 +69,7 @@ check("at_by_blas", at_by_blas)
 #
 #     out = 0.5 * q @ k.T          # (T, T)
 #
-# without copying `q` or `k` out of `qkv`. `at(qkv, i)` is the memory from element i on, and alpha is there for the
-# factor.
+# without copying `q` or `k` out of `qkv`. `at(qkv, i)` is the memory from element i on; use alpha for the factor.
 
 
 # %%

@@ -49,8 +49,8 @@ check("row_range", row_range)
 # A block of 512 threads adds up 512 values. On paper:
 #
 # - `steps`: how many steps does the tree have?
-# - `shuffles`: with two levels, how many shuffles does one thread take part in?
-# - `stored`: with two levels, how many values are stored in shared memory, by all threads together?
+# - `shuffles`: with two levels, in how many shuffles does one thread take part?
+# - `stored`: with two levels, how many values do all threads together store in shared memory?
 
 # %%
 steps = None  # of the tree
@@ -68,7 +68,7 @@ check("predict_steps", steps=steps, shuffles=shuffles, stored=stored)
 # %% [markdown]
 # ## 3 · Find the bug: one array, two reductions
 #
-# The kernel subtracts its mean from each row and divides by the largest distance from that mean. Two reductions use the
+# The kernel subtracts from each row its mean and divides by the largest distance from that mean. Two reductions use the
 # same shared memory, a sum and a maximum.
 #
 # It is right on some GPUs, most of the time.
@@ -153,7 +153,7 @@ check("centre", centre)
 # threads: block b sums row b, then row b + `gridDim.x`, and so on. Other people will change this kernel, and the machine
 # that runs the project's tests has no GPU.
 #
-# Write the test they need. `assert_row_sums(row_sums)` takes such a kernel and launches it as often as it likes. It
+# Write the test they need. `assert_row_sums(row_sums)` takes such a kernel and may launch it any number of times. It
 # raises an AssertionError if a sum is wrong, and also if the kernel has a bug that shows only on some GPUs, or only now
 # and then. If the kernel is right, it returns. A few hundred elements are enough for `x`.
 
@@ -186,8 +186,8 @@ check("assert_row_sums", assert_row_sums)
 # $$\text{out}_r = \sqrt{\sum_c (a_{r,c} - b_{r,c})^2}$$
 #
 # Write `distances(a, b, out)`: for each row of `a`, its distance from the same row of `b`. Both are (R, C), `out` has R
-# elements. A block has 64 threads, which are two warps, and each warp takes a row, of any length. `math.sqrt` works in a
-# kernel.
+# elements. A block has 64 threads, which are two warps, and each warp handles one row, of any length. `math.sqrt` works
+# in a kernel.
 
 # %%
 distances = None  # write the kernel

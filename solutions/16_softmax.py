@@ -19,8 +19,8 @@ from labkit import check, cuda, hint
 #
 # - `infinite`: the row is 100, 90, 50, -60. If nothing is subtracted, how many of its exponentials are infinite?
 # - `zeros`: how many are 0 once the maximum of that row is subtracted?
-# - `corrections`: one thread of the online kernel goes along 3, 1, 4, 1, 5, 9, 2, 6. How many times does it multiply its
-#   sum by a factor? It begins with the lowest float32 as the maximum and 0 as the sum.
+# - `corrections`: one thread of the online kernel reads 3, 1, 4, 1, 5, 9, 2, 6, in this order. How many times does it
+#   multiply its sum by a factor? It begins with the lowest float32 as the maximum and 0 as the sum.
 # - `exponentials`: how many exponentials does it compute on the way?
 
 # %%
@@ -95,4 +95,4 @@ def logsumexp(x, out):
 check("logsumexp", logsumexp)
 
 # %% [markdown]
-# Softmax of an element is then $e^{x - \text{out}}$: one subtraction and one exponential, without a maximum.
+# The softmax of an element is then $e^{x - \text{out}}$: one subtraction and one exponential, without a maximum.

@@ -22,7 +22,7 @@ from labkit.kernels.libraries.column_major import isamax, sasum
 # vector whose length is a power of two.
 #
 # - `programs`: how many programs does the addition launch?
-# - `masked`: how many slots of its last program are masked?
+# - `masked`: how many slots of the last program are masked?
 # - `length`: how long is the vector of the softmax?
 # - `wasted`: how many of its slots hold no element?
 
@@ -48,8 +48,8 @@ check("predict_masks", programs=programs, masked=masked, length=length, wasted=w
 #     y = tl.load(y_ptr + offsets, mask=mask)
 #     tl.store(out_ptr + offsets, s * x + y, mask=mask)
 #
-# Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread has four of
-# them. Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
+# Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread handles four.
+# Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
 
 
 # %%
@@ -70,8 +70,8 @@ check("axpy_program", axpy_program)
 # %% [markdown]
 # ## 3 · Find the bug: what is in the padding
 #
-# Softmax of rows with up to 64 columns. A block of 64 threads takes a row, as a program would: a vector of 64, with
-# something in the places where there is no element. The barriers are in order.
+# Softmax of rows with up to 64 columns. A block of 64 threads handles a row, as a program would: a vector of 64, with
+# padding where there is no element. The barriers are right.
 
 
 # %%
@@ -124,8 +124,8 @@ check("padded_softmax", padded_softmax)
 # %% [markdown]
 # ## 4 · A product in tiles
 #
-# `out = a @ b`, written as in cuTile. The launcher is there: one block for each tile of 16 × 16 of `out`, and `steps`
-# is the number of tiles along a row of `a`. Write what a block does. You have
+# `out = a @ b`, written as in cuTile. The launcher is there: one block per 16 × 16 tile of `out`, and `steps` is the
+# number of tiles along a row of `a`. Write what a block does. You have
 #
 # - `ct.bid(0)` and `ct.bid(1)`: which row and which column of tiles
 # - `ct.full((16, 16), 0, ct.float32)`: a tile of zeros
@@ -159,8 +159,8 @@ def tile_product(a, b, out):
 check("tile_product", tile_product)
 
 # %% [markdown]
-# Compare it with the tiled kernel of lesson 06. The two barriers, the guards and the shared memory are somewhere in the
-# compiler now.
+# Compare it with the tiled kernel of lesson 06. The compiler now handles the two barriers, the guards and the shared
+# memory.
 #
 # ## 5 · From a blank page: the sum of each row
 #
@@ -169,10 +169,10 @@ check("tile_product", tile_product)
 #     x = tl.load(x_ptr + row * cols + offsets, mask=offsets < cols, other=0.0)
 #     tl.store(out_ptr + row, tl.sum(x, axis=0))
 #
-# Write `row_sums(x, out)` in Numba, from the decorator down: one block of 32 threads, a single warp, for each row of
-# `x`; rows of any length. Each lane adds elements 32 apart. Then the lanes join their sums with
-# `cuda.shfl_down_sync(0xFFFFFFFF, total, offset)`, which gives a lane the value that the lane `offset` further up has.
-# After offsets of 16, 8, 4, 2 and 1, lane 0 has the sum.
+# Write `row_sums(x, out)` in Numba, from the decorator down: one block of 32 threads, a single warp, per row of `x`; rows
+# have any length. Each lane adds elements 32 apart. Then the lanes add up their sums with
+# `cuda.shfl_down_sync(0xFFFFFFFF, total, offset)`, which gives a lane the value of the lane `offset` further up. After
+# offsets of 16, 8, 4, 2 and 1, lane 0 has the sum.
 
 # %%
 row_sums = None  # write the kernel
@@ -245,7 +245,7 @@ def safe_softmax(x):
 ### BEGIN SOLUTION
 def safe_softmax(x):
     biggest = x[isamax(x.size, x) - 1]
-    if biggest < 0:  # then nothing is further from 0: all differences are positive, and the largest is the maximum's
+    if biggest < 0:  # then nothing is further from 0: no difference is negative, and the largest is the maximum's
         biggest = x[isamax(x.size, x - biggest) - 1]
     e = np.exp(x - biggest)
     return e / np.float32(sasum(e.size, e))

@@ -13,8 +13,8 @@ from labkit import check, cuda, hint
 # ## 1 · How many bits are set?
 #
 # `x` is an array of uint32, and `out`, 33 elements of int32, is full of zeros when the kernel starts. Afterwards `out[k]`
-# says how many elements of `x` have exactly k bits set; `cuda.popc(x[i])` counts the bits of one. For example, `[0, 3,
-# 5]` gives `out[0] == 1` and `out[2] == 2`. There are two blocks of 64 threads, and `x` may be longer than that.
+# is the number of elements of `x` with exactly k bits set; `cuda.popc(x[i])` counts the bits of one. For example,
+# `[0, 3, 5]` gives `out[0] == 1` and `out[2] == 2`. There are two blocks of 64 threads, and `x` may be longer than that.
 
 
 # %%
@@ -43,9 +43,9 @@ check("count_bits", count_bits)
 # On paper:
 #
 # - `lost_at_most`: a kernel with `out[x[i]] += 1` and no atomic runs with two blocks of 64 threads. All 128 elements are
-#   equal, and the lanes of a warp read together and write together. What is the largest result that the bin can have?
+#   equal, and the lanes of a warp read together and write together. What is the largest value that the bin can end with?
 # - `global_atomics`: 40 blocks count 1,000,000 random bytes in 256 private bins each. How many atomics on global memory
-#   are made at most?
+#   do they make at most?
 # - `shared_atomics`: and how many on shared memory?
 # - `joined`: now the lanes of a warp join equal values in software before they add, and all 1,000,000 bytes are equal.
 #   How many atomics on shared memory are left?
@@ -70,7 +70,7 @@ check("predict_atomics", lost_at_most=lost_at_most, global_atomics=global_atomic
 # %% [markdown]
 # ## 3 · From a blank page: where each value comes first
 #
-# The elements of `x` are uint8 below 16, and `out` has 16 elements of int32, each of which is `x.size` when the kernel
+# The elements of `x` are uint8 below 16, and `out` has 16 elements of int32, all equal to `x.size` when the kernel
 # starts. Afterwards `out[v]` is the index of the first element that equals v; for values that never occur it stays
 # `x.size`. For example, `[5, 2, 5]` gives `out[5] == 0`, `out[2] == 1` and 3 everywhere else.
 #

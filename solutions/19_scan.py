@@ -13,10 +13,10 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · A sum that starts over
 #
-# One block of 128 threads computes the inclusive running sums of up to 128 int32 elements, but `heads` (int32) says where
-# a sum starts over: `out[i]` runs from the last head at or before i, that is, the last j ≤ i with `heads[j] == 1`, up to
-# i. If there is none, it runs from the beginning. This is called a *segmented scan*. For example, `x = [1, 2, 3, 4]` with
-# `heads = [0, 0, 1, 0]` gives `[1, 3, 3, 7]`.
+# One block of 128 threads computes the inclusive running sums of up to 128 int32 elements, but `heads` (int32) marks
+# where a sum starts over: `out[i]` runs from the last head at or before i, that is, the last j ≤ i with `heads[j] == 1`,
+# up to i. If there is none, it runs from the beginning. This is called a *segmented scan*. For example,
+# `x = [1, 2, 3, 4]` with `heads = [0, 0, 1, 0]` gives `[1, 3, 3, 7]`.
 #
 # Seven steps of Hillis and Steele are enough. The sum of an element stops growing once a head is in it.
 
@@ -125,7 +125,7 @@ check("tree_scan", tree_scan)
 # - `blelloch_additions`: and with Blelloch's tree, up and down together?
 # - `look_back_mb`: how many MB (10⁶ bytes) does a single pass with look-back read and write to scan 1,000,000 int32,
 #   leaving aside the states of its tiles?
-# - `reduce_first_mb`: and the scan that reduces first, leaving aside its totals?
+# - `reduce_first_mb`: and the scan that reduces first, leaving aside the totals?
 # - `rounds`: a warp looks back at 32 tiles at a time. The nearest tile whose whole sum is known is 70 tiles before its
 #   own, and all tiles in between have published their totals. How many times does the warp look?
 
@@ -151,9 +151,9 @@ check("predict_scan", hillis_additions=hillis_additions, blelloch_additions=blel
 # %% [markdown]
 # ## 4 · From a blank page: pack the positive elements
 #
-# `x` has up to 128 int32 elements, and one block of 128 threads runs. The positive elements go to the beginning of `out`
-# in their order. `out` is as long as `x` and full of −1 when the kernel starts; the rest of it keeps that value. For
-# example, `[5, -2, 0, 7]` becomes `[5, 7, -1, -1]`. Write `pack_positive(x, out)` from the decorator down.
+# `x` has up to 128 int32 elements, and one block of 128 threads runs. Move the positive elements to the beginning of
+# `out`, in their order. `out` is as long as `x` and full of −1 when the kernel starts; the rest of it keeps that value.
+# For example, `[5, -2, 0, 7]` becomes `[5, 7, -1, -1]`. Write `pack_positive(x, out)` from the decorator down.
 
 # %%
 pack_positive = None  # write the kernel
@@ -184,5 +184,5 @@ def pack_positive(x, out):
 check("pack_positive", pack_positive)
 
 # %% [markdown]
-# With `cuda.ballot_sync` and `cuda.popc` a warp finds the places of its elements without a loop: each lane counts the
+# With `cuda.ballot_sync` and `cuda.popc` a warp finds the places of its elements without a loop: each lane counts the set
 # bits below its own.

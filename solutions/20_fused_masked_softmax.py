@@ -14,12 +14,12 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Padding on the left
 #
-# When a model writes, all sequences of a batch have to end in the same column, where the next token goes. So the padding
-# comes first: sequence b sees the keys from `size - lengths[b]` on, and those before are hidden and get the probability
-# 0. A row of five scores with the length 2, for example, has three zeros and then two probabilities.
+# When a model generates text, all sequences of a batch have to end in the same column, where the next token goes. So the
+# padding comes first: in sequence b the keys from `size - lengths[b]` on are visible, and those before are hidden and get
+# the probability 0. A row of five scores with the length 2, for example, has three zeros and then two probabilities.
 #
-# `scores` and `out` are (B, S, S), and each thread has one row, query q of sequence b. Write the three loops: the largest
-# score that is seen, the sum of exponentials, and the quotients.
+# `scores` and `out` are (B, S, S), and each thread handles one row, query q of sequence b. Write the three loops: the
+# largest visible score, the sum of exponentials, and the quotients.
 
 
 # %%
@@ -91,9 +91,9 @@ check("largest_seen", largest_seen)
 # %% [markdown]
 # ## 3 · Predict: what is loaded
 #
-# In a matrix of 32 × 32 with a causal mask, row q sees q + 1 scores. How many scores do all threads together load in the
-# three fused kernels of the lesson? `single_read` loads groups of four neighbours, and only those whose first score is
-# seen.
+# In a matrix of 32 × 32 with a causal mask, q + 1 scores of row q are visible. How many scores do all threads together
+# load in the three fused kernels of the lesson? `single_read` loads groups of four neighbours, and only those whose first
+# score is visible.
 
 # %%
 three_read = None  # scores loaded
@@ -116,7 +116,7 @@ check("predict_masked_loads", three_read=three_read, bounded=bounded, single_rea
 #
 # - `few`: with 32 registers per thread and no shared memory,
 # - `many`: with 64 registers per thread and no shared memory,
-# - `shared`: with 32 registers per thread and 33 KB of shared memory, to which the system adds 1 KB for each block?
+# - `shared`: with 32 registers per thread and 33 KB of shared memory, to which the system adds 1 KB per block?
 
 # %%
 few = None
@@ -134,13 +134,13 @@ check("predict_blocks", few=few, many=many, shared=shared)
 # %% [markdown]
 # ## 5 · From a blank page: the way back
 #
-# To train a model, one needs the derivative of the loss with respect to each score. `p` holds the probabilities of a row
+# Training a model requires the derivative of the loss with respect to each score. `p` holds the probabilities of a row
 # and `g` the derivatives with respect to those. Then
 #
 # $$\text{out}_{r,c} = \text{scale} \cdot p_{r,c} \, \left(g_{r,c} - \sum_k p_{r,k} \, g_{r,k}\right)$$
 #
-# Write `softmax_backward(p, g, scale, out)` from the decorator down. All arrays are (R, C), a warp computes a row, and a
-# block has two warps. Where the mask was, p is 0, and so is the result: the kernel need not know the mask.
+# Write `softmax_backward(p, g, scale, out)` from the decorator down. `p`, `g` and `out` are (R, C), a warp computes a
+# row, and a block has two warps. Where the mask was, p is 0, and so is the result: the kernel need not know the mask.
 
 # %%
 softmax_backward = None  # write the kernel

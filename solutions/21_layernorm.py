@@ -21,10 +21,10 @@ from labkit import check, cuda, hint
 # LayerNorm, the mean and the variance?
 
 # %%
-near_4096 = None  # the distance of neighbours near 4,096 squared
+near_4096 = None  # the distance between neighbours near 4,096 squared
 near_16384 = None
-registers = None  # for the row, in each lane
-shuffles = None  # by each lane
+registers = None  # per lane, for the row
+shuffles = None  # per lane
 ### BEGIN SOLUTION
 near_4096 = 2**24 // 2**23  # 2
 near_16384 = 2**28 // 2**23  # 32
@@ -40,9 +40,9 @@ check("predict_variance", near_4096=near_4096, near_16384=near_16384, registers=
 #
 # ## 2 · Find the bug: two sums
 #
-# A LayerNorm with a block of 64 threads, two warps, for each row. Each warp adds up its part by shuffles, lane 0 stores
+# A LayerNorm with one block per row, of 64 threads or two warps. Each warp adds up its part with shuffles, lane 0 stores
 # the result in `partial`, and after the barrier every thread adds the two. Both sums use the same two elements. The
-# results are right, at least here, and the kernel is wrong nevertheless.
+# results are right, at least here, but the kernel is wrong nevertheless.
 
 
 # %%
@@ -122,10 +122,10 @@ check("layernorm_two_sums", layernorm_two_sums)
 #
 # $$\text{out}_{r,c} = \frac{x_{r,c}}{\sqrt{\frac{1}{C} \sum_k x_{r,k}^2 + 10^{-5}}} \; w_c$$
 #
-# A block has 32 × 4 threads. Each of its four warps has one row: `threadIdx.x` is the lane, `threadIdx.y` says which of
-# the four rows. A row may have any number of columns, so a lane has the columns `lane`, `lane + 32`, and so on. Every
-# lane needs the sum of the whole row: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)` gives a lane the value of the
-# lane whose index differs in that bit. `cuda.rsqrt` is one over the root.
+# A block has 32 × 4 threads. Each of its four warps has one row: `threadIdx.x` is the lane, and `threadIdx.y` says which
+# of the four rows. A row may have any number of columns, so a lane has the columns `lane`, `lane + 32`, and so on. Every
+# lane needs the sum of the whole row: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)` gives a lane the value of lane
+# `lane ^ distance`. `cuda.rsqrt` is one over the root.
 
 # %%
 rmsnorm_warp = None  # write the kernel: def rmsnorm_warp(x, weight, out)

@@ -14,8 +14,8 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: the banks of a padded tile
 #
 # The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. Each row of the tile is
-# `pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. In how many
-# steps does the warp get its column?
+# `pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. How many steps
+# does the warp need to read its column?
 
 # %%
 pitch_32 = None  # steps, with rows of 32

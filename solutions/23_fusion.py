@@ -30,7 +30,7 @@ from labkit import check, cuda, hint
 #
 # And if the kernels run at the speed of memory:
 #
-# - `times_faster`: how many times as fast as `separate` is `one`? Two digits behind the point are enough.
+# - `times_faster`: how many times as fast as `separate` is `one`? Two decimals are enough.
 
 # %%
 separate = None
@@ -82,9 +82,9 @@ check("bias_gelu", bias_gelu)
 # %% [markdown]
 # ## 3 · From a blank page: a residual and a norm
 #
-# `out = rmsnorm(x + residual)`, with the RMSNorm of lesson 21's exercises, its blocks of 32 × 4 threads and its epsilon
-# of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The sums stay in registers: `kept =
-# cuda.local.array(4, float32)`.
+# `out = rmsnorm(x + residual)`, with the RMSNorm from lesson 21's exercises, its blocks of 32 × 4 threads and its epsilon
+# of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The sums stay in registers:
+# `kept = cuda.local.array(4, float32)`.
 #
 # Write `add_rmsnorm(x, residual, weight, out)` from the decorator down.
 

@@ -15,7 +15,7 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · The values of one head
 #
-# `flat` is the memory of qkv, one element after another. Each token has a row: the queries of all heads, then the keys
+# `flat` is the memory of qkv, one element after another. Each token has one row: the queries of all heads, then the keys
 # of all heads, then the values of all heads. A head has as many elements as `out` has columns. Copy the values of `head`
 # into `out`, one row per token. Blocks are 32 × 8, with the grid's x along the columns.
 #
@@ -41,12 +41,12 @@ check("head_values", head_values)
 # %% [markdown]
 # ## 2 · The scores of one query
 #
-# One head: `queries` and `keys` have one row per token. Compute the scores of query number `t` against all keys:
+# One head: `queries` and `keys` have one row per token. Compute the scores of query `t` against all keys:
 #
 # $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
 #
-# under a causal mask. Query t sees the keys 0 to t. The score of any other key becomes
-# `float32(-1e30)`, so far down that its exponential is 0. Each thread has one key.
+# under a causal mask: query t sees the keys 0 to t. The score of any other key becomes `float32(-1e30)`, so low that its
+# exponential is 0. Each thread has one key.
 
 
 # %%
@@ -75,10 +75,10 @@ check("query_scores", query_scores)
 gflop = None  # billions of flops of both products together
 least_mb = None  # MB that have to be read and written at least
 scores_mb = None  # MB of all scores
-row_bytes = None  # bytes of shared memory that a block takes for its row of scores
+row_bytes = None  # bytes of shared memory that a block needs for its row of scores
 idle = None  # threads of a block that have no work in the third pass
-lines = None  # lines of 128 bytes that one request of a warp for numbers of 32 keys takes
-keys_mb = None  # MB of keys that all blocks ask for in the first pass
+lines = None  # lines of 128 bytes that a warp touches in one request for elements of 32 keys
+keys_mb = None  # MB of keys that all blocks together request in the first pass
 ### BEGIN SOLUTION
 gflop = 4 * 2048**2 * 16 * 96 / 1e9
 least_mb = 4 * 4 * 2048 * 16 * 96 / 1e6
@@ -97,10 +97,10 @@ check("predict_attention", gflop=gflop, least_mb=least_mb, scores_mb=scores_mb, 
 # %% [markdown]
 # ## 4 · A warp per key
 #
-# In the first pass of the lesson each lane had a different key, and a request touched 32 lines. Here a warp shares one
-# key: `query` has 64 elements, `keys` one row of 64 per key, and `out` gets the scores, `query . key / 8`. The launch has
-# 32 threads for each key, in blocks of 128. The result is right, but one lane does all the work. Let all lanes work, with
-# neighbours reading neighbouring elements, and join their products with shuffles.
+# In the first pass of the lesson's kernel each lane had a different key, and a request touched 32 lines. Here a warp
+# shares one key: `query` has 64 elements, `keys` one row of 64 per key, and `out` gets the scores, `query . key / 8`. The
+# launch has 32 threads per key, in blocks of 128. The result is right, but one lane does all the work. Let all lanes
+# work, with neighbours reading neighbouring elements, and add up their products with shuffles.
 
 
 # %%
@@ -134,13 +134,13 @@ check("warp_scores", warp_scores)
 # %% [markdown]
 # ## 5 · From a blank page: a window of keys
 #
-# Some models let a query see only the last keys: its own and the `window - 1` before it. One head of 64 elements:
+# Some models let a query see only the most recent keys: its own and the `window - 1` before it. One head of 64 elements:
 # `queries`, `keys`, `values` and `out` (N, 64), and `window`, at most 64.
 #
 # $$\text{out}_t = \sum_{j = t - window + 1}^{t} \text{softmax}_j\left(\frac{q_t \cdot k_j}{8}\right) v_j$$
 #
-# The first queries have fewer keys before them, and see those that there are. With a window of 3, query 1 sees the keys
-# 0 and 1, and query 10 sees 8, 9 and 10. A block has 64 threads and one query: `blockIdx.x` is t.
+# The first queries have fewer keys before them, and see only those. With a window of 3, query 1 sees the keys 0 and 1,
+# and query 10 sees 8, 9 and 10. A block has 64 threads and one query: `blockIdx.x` is t.
 #
 # Write `attend_window(queries, keys, values, window, out)` from the decorator down.
 

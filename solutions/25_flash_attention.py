@@ -20,9 +20,9 @@ from labkit import check, cuda, hint
 
 # %%
 row_bytes = None  # bytes of shared memory that a block of the three-pass kernel needs for its scores
-matrix_kb = None  # that a head's whole matrix of scores needs, in KB of 1,000 bytes
-blocks = None  # that flash attention launches
-tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, all together
+matrix_kb = None  # KB, of 1,000 bytes, that a head's whole matrix of scores needs
+blocks = None  # blocks that flash attention launches
+tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, in total
 fewer = None  # how many times fewer keys and values flash attention loads than one query per block, without a mask
 ### BEGIN SOLUTION
 row_bytes = 4 * 500
@@ -38,9 +38,10 @@ check("predict_rooms", row_bytes=row_bytes, matrix_kb=matrix_kb, blocks=blocks, 
 # %% [markdown]
 # ## 2 · Find the bug: corrected, but not all of it
 #
-# The end of attention, when the scores are there: a row of `out` is the average of all values, weighted by the softmax of
-# a row of scores. One thread computes one element of `out` and goes through the row once, with three variables,
-# `row_max`, `row_sum` and `acc`. For rows that begin with their largest score the result is right, otherwise not.
+# The last step of attention, with the scores already computed: a row of `out` is the average of all values, weighted by
+# the softmax of a row of scores. One thread computes one element of `out` and goes through the row once, with three
+# variables, `row_max`, `row_sum` and `acc`. For rows that begin with their largest score the result is right; for others
+# it is not.
 
 
 # %%
@@ -79,14 +80,14 @@ def weighted_values(scores, values, out):
 check("weighted_values", weighted_values)
 
 # %% [markdown]
-# Why did it not show where the largest score comes first?
+# Why does the bug not show when the largest score comes first?
 #
 # ## 3 · Tiles above the diagonal
 #
 # A block has 32 threads, one for each of 32 queries of 8 elements. The keys come in tiles of 32 through shared memory.
-# Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: query t sees
-# the keys 0 to t. The result is right. But every block goes through all tiles, also through those from which none of its
-# queries sees a key. Skip these.
+# Each thread looks for the largest score, an unscaled `q . k`, among the keys that its query sees: query t sees the keys
+# 0 to t. The result is right. But every block goes through all tiles, even those in which none of its queries sees a key.
+# Skip those.
 #
 # Every thread of a block must reach both barriers in every round.
 

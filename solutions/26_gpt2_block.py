@@ -30,8 +30,8 @@ from labkit.kernels.norm.layernorm import layernorm
 # | mlp.c_fc.weight, mlp.c_fc.bias | (C, I), (I,) |
 # | mlp.c_proj.weight, mlp.c_proj.bias | (I, C), (C,) |
 #
-# C is `width`, I is `inner`. Return a list of 13 offsets: where each parameter begins, and last where the buffer ends.
-# For GPT-2 small the first are 0, 768, 1,536, and the last is 7,087,872. Do it for any width.
+# C is `width`, I is `inner`. Return a list of 13 offsets: where each parameter begins, and finally where the buffer ends.
+# For GPT-2 small the first are 0, 768 and 1,536, and the last is 7,087,872. Your function should work for any width.
 
 
 # %%
@@ -53,11 +53,10 @@ check("block_offsets", block_offsets)
 # ## 2 · Find the bug: the order of things
 #
 # The second half of GPT-2's block, as three launches: $\text{out} = x + \text{mlp}(\text{layernorm}(x))$. The launcher
-# below computes something plausible that could even be trained. It is not GPT-2.
+# below computes something plausible that could even be trained. But it is not GPT-2.
 #
-# This is a function of the host, not a kernel: it allocates what it needs, and calls launchers of the course.
-# `fused_tiled(x, weights, bias, out, gelu=True)` is a linear layer with GELU behind it, `residual=r` adds `r` at the
-# end.
+# This is a host function, not a kernel: it allocates what it needs, and calls launchers of the course.
+# `fused_tiled(x, weights, bias, out, gelu=True)` is a linear layer followed by GELU; `residual=r` adds `r` at the end.
 
 
 # %%
@@ -88,11 +87,11 @@ check("mlp_half", mlp_half)
 # %% [markdown]
 # ## 3 · Predict: a wider block
 #
-# GPT-2 medium is 1,024 wide, and 4,096 between the two layers of its MLP. Work out on paper:
+# GPT-2 medium is 1,024 wide, or 4,096 between the two layers of its MLP. Work out on paper:
 #
 # - `numbers`: how many elements does the flat buffer of one of its blocks hold?
-# - `token_flops`: how many flops do the four linear layers cost for one token? Count a multiplication and an addition
-#   for each element of the four matrices, and nothing for the biases.
+# - `token_flops`: how many flops do the four linear layers cost for one token? Count a multiplication and an addition per
+#   element of the four matrices, and nothing for the biases.
 # - `tokens_equal`: a GPU reads 300 GB/s and computes 30 TFLOP/s in float32. At how many tokens do the flops of the four
 #   matrices take as long as reading them? Count nothing else.
 #
@@ -117,21 +116,21 @@ wrong_steps = 6  # from the fifth on
 check("predict_wider", numbers=numbers, token_flops=token_flops, tokens_equal=tokens_equal, wrong_steps=wrong_steps)
 
 # %% [markdown]
-# The width does not occur in the third answer. It depends on the GPU alone, and on the bytes of an element.
+# The width does not occur in the third answer. That depends only on the GPU, and on the bytes per element.
 #
 # ## 4 · From a blank page: tokens become rows
 #
-# The first kernel of GPT-2. A token is an index, `ids[t]`, into the rows of a table. Its position in the text matters,
-# too, and so the row of that position is added:
+# This is the first kernel of GPT-2. A token is an index, `ids[t]`, into the rows of a table. Its position in the text
+# matters, too, so the row of that position is added:
 #
 # $$\text{out}_{t,c} = \text{tokens}_{\text{ids}_t,\,c} + \text{positions}_{s + t,\,c}$$
 #
-# $s$ is how many tokens came before, in an earlier call. It is in device memory, as `start[0]`, so that a graph can be
-# replayed for the next token. `ids` and `start` hold int32, everything else float32.
+# $s$ is the number of tokens that came before, in earlier calls. It is in device memory, as `start[0]`, so that a graph
+# can be replayed for the next token. `ids` and `start` hold int32, everything else float32.
 #
-# Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. There is a block of 128 threads per
-# token; a row has any number of columns. For example, with `ids = [7, 3]` and `start = [10]`, row 1 of `out` is row 3 of
-# `tokens` plus row 11 of `positions`.
+# Write `embed_tokens(ids, tokens, positions, start, out)` from the decorator down. There is one block of 128 threads per
+# token; a row may have any number of columns. For example, with `ids = [7, 3]` and `start = [10]`, row 1 of `out` is row
+# 3 of `tokens` plus row 11 of `positions`.
 
 # %%
 embed_tokens = None  # write the kernel
@@ -151,8 +150,8 @@ def embed_tokens(ids, tokens, positions, start, out):
 check("embed_tokens", embed_tokens)
 
 # %% [markdown]
-# And into a model: a small GPT-2 that comes with the course, and that lesson 29 makes write. Your kernel computes its
-# rows, and all activations are compared.
+# Now put it into a model: a small GPT-2 that comes with the course, and that writes text in lesson 29. Your kernel
+# computes its rows, and all activations are compared.
 
 # %%
 from labkit.models.load import load

@@ -24,8 +24,8 @@ from labkit.kernels.linear.fused import fused_tiled
 #
 # $$\text{out}_{r,c} = \frac{v}{2} \left(1 + \tanh\left(\sqrt{2/\pi}\,(v + 0.044715\,v^3)\right)\right)$$
 #
-# Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are there, in float32, and `math.tanh`
-# works in a kernel. Mind large values, if you write it with exponentials: `exp(90)` is infinite in float32, and
+# Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are given, in float32, and `math.tanh` works
+# in a kernel. Watch out for large values if you write it with exponentials: `exp(90)` is infinite in float32, and
 # infinity over infinity is NaN.
 
 # %%
@@ -47,8 +47,8 @@ def bias_gelu_tanh(x, bias, out):
 check("bias_gelu_tanh", bias_gelu_tanh)
 
 # %% [markdown]
-# This one goes into the model, between the two layers of the MLP. In the next cell a block runs with your kernel, and
-# each step is compared with NumPy in float64. There `out` may be `x`. Is your kernel right when it overwrites its input?
+# This one goes into the model, between the two layers of the MLP. The next cell runs a block with your kernel, and
+# compares each step with NumPy in float64. There `out` may be `x`. Is your kernel right when it overwrites its input?
 
 # %%
 yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))
@@ -59,16 +59,16 @@ yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))
 # GPT-2 small in float32: a width of 768, an inner width of 3,072. First ten launches, a kernel for each step. Then GELU
 # moves into the epilogue of the product before it, and so do both additions. Work out on paper, for 1,024 tokens:
 #
-# - `launches`: how many launches fewer is that?
+# - `launches`: how many fewer launches is that?
 # - `gelu_bytes`: how many bytes did the separate kernel for GELU move?
-# - `residual_bytes`: how many bytes fewer do the two additions move? The separate kernel reads two matrices and writes
-#   one; think which of these the epilogue still has to touch.
-# - `buffer_bytes`: the design in CUDA C++ allocates eight arrays in each call: six with 768 columns, one with 2,304, one
-#   with 3,072, and a row for each token. How many bytes?
+# - `residual_bytes`: how many fewer bytes do the two additions move? The separate kernel reads two matrices and writes
+#   one; which of these does the epilogue still have to touch?
+# - `buffer_bytes`: the design in CUDA C++ allocates eight arrays in each call, with one row per token: six with 768
+#   columns, one with 2,304, one with 3,072. How many bytes?
 #
 # And for a single token, fused:
 #
-# - `weights_percent`: how many percent of all bytes that the block moves are its weights? Round to a whole number.
+# - `weights_percent`: what percentage of all bytes that the block moves are its weights? Round to a whole number.
 
 # %%
 launches = None
@@ -90,9 +90,9 @@ check("predict_block", launches=launches, gelu_bytes=gelu_bytes, residual_bytes=
 
 
 # %% [markdown]
-# The last number shows which bytes a GPT-2 moves while it writes text one token at a time: nearly all are its weights.
-# No token can be faster than those. That is one reason why the weights of language models are stored in fewer and
-# fewer bits.
+# The last number shows which bytes a GPT-2 moves while it writes text one token at a time: nearly all are its weights. No
+# token can take less time than reading them. That is one reason why the weights of language models are stored in fewer
+# and fewer bits.
 #
 # ## 3 · From a blank page: one graph, many inputs
 #
@@ -100,13 +100,13 @@ check("predict_block", launches=launches, gelu_bytes=gelu_bytes, residual_bytes=
 # GELU, $\text{out}_n = \text{gelu}(\text{batches}_n \cdot \text{weights} + \text{bias})$, and `out` has the shape
 # (N, S, I). Everything is on the device.
 #
-# Write `replay_layer(batches, weights, bias, out)`, a function of the host. It captures one graph, whose only launch is
-# `fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. It should also serve inputs
-# that do not exist yet when it is captured, so it must not hold all N launches.
+# Write `replay_layer(batches, weights, bias, out)`, a host function. It captures one graph, whose only launch is
+# `fused_tiled(x, weights, bias, y, gelu=True, stream=stream)`, and replays it N times. The graph should also work for
+# inputs that do not exist yet when it is captured, so it must not hold all N launches.
 #
 # `graphs.capture(work)` calls `work(stream)` and returns the graph, and `graph.launch()` replays it.
 # `cuda.device_array(shape, np.float32)` allocates, `batches[n]` is a part of an array, and `a.copy_to_device(b)` copies
-# the array `b` of the device into `a`. Copies belong outside the graph.
+# the device array `b` into `a`. Copies belong outside the graph.
 
 # %%
 replay_layer = None  # write the function
@@ -129,4 +129,4 @@ check("replay_layer", replay_layer)
 
 # %% [markdown]
 # `capture` ran the layer once before there was an input in `x`, to compile its kernel. Why does that do no harm here,
-# and why did it in the exercise `run_steps` of lesson 13?
+# when it did in the exercise `run_steps` of lesson 13?

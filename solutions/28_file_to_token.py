@@ -17,10 +17,9 @@ from labkit import check, cuda, hint
 # ## 1 · A tensor of a file
 #
 # `raw` is a safetensors file, byte by byte: an array of `uint8`. Its first 8 bytes are the size of the header, lowest
-# byte first. Then comes the header in JSON, and then the data. Return the tensor called `name` as an array of float32
-# with its shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not
-# follow in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
-# `np.frombuffer` accept.
+# byte first. Then come the header in JSON and the data. Return the tensor called `name` as an array of float32 with its
+# shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not be in the
+# order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and `np.frombuffer` accept.
 
 
 # %%
@@ -47,7 +46,7 @@ check("read_tensor", read_tensor)
 # On the device the tensors are in one buffer, in the same order but as float32, and each begins at a multiple of 16
 # bytes, as in the lesson. At which byte of the buffer does `weight` begin?
 #
-# Last, the embedding. A block of 256 threads copies a row of 1,000 columns, and each thread takes every 256th column,
+# Last, the embedding. A block of 256 threads copies a row of 1,000 columns, and each thread copies every 256th column,
 # beginning with its index. How many columns does thread 250 copy?
 
 # %%
@@ -70,7 +69,7 @@ check("predict_places", file_begin=file_begin, file_bytes=file_bytes, buffer_beg
 #
 # `out[row]` is the column of the largest element of the row, the first of them if several are equal. A block is one warp
 # of 32 threads, and there are as many blocks as rows. A lane goes through the columns lane, lane + 32, ... and keeps the
-# largest element with its column. Then the lanes compare what they have in five exchanges, each of an element and its
+# largest element and its column. Then the lanes compare their results in five exchanges, each of an element and its
 # column. All elements of a row may be negative. Columns fit into int32.
 #
 # Write `first_largest(x, out)` from the decorator down.

@@ -18,9 +18,9 @@ from labkit.course import yours
 # ## 1 · Into the cache
 #
 # A row of `qkv` holds the queries, the keys and the values of a token, `width` elements each. A row of `cache` holds keys
-# and values, 2 × `width`. `start[0]` says how many tokens are in the cache already; it is in device memory, so that a
-# graph can be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
-# `start[0] + t` of `cache`. A row for which the cache has no room left is not copied. The queries are not copied.
+# and values, 2 × `width` elements. `start[0]` says how many tokens are in the cache already; it is in device memory, so
+# that a graph can be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv`
+# to row `start[0] + t` of `cache`. A row for which the cache has no room left is not copied, nor are the queries.
 
 
 # %%
@@ -53,8 +53,8 @@ yours.one_by_one(yours.answers(append_rows=append_rows), loaded.model, ids)
 # ## 2 · Predict: what the cache saves
 #
 # A prompt has 10 tokens, and greedy decoding adds 50. Every pass of the model computes one row for each token that goes
-# through its layers; the last of the new tokens is not put in again. How many rows is that in all, with the cache and
-# without it? And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768 wide, in float32?
+# through its layers; the last of the new tokens is not fed back. How many rows is that in all, with the cache and without
+# it? And how many bytes does each token add to the cache of GPT-2 small, with 12 layers of width 768, in float32?
 
 # %%
 rows_with = None  # rows through the layers, with the cache
@@ -74,8 +74,8 @@ check("predict_rows", rows_with=rows_with, rows_without=rows_without, cache_byte
 #
 # This kernel computes the softmax of rows of scores under a causal mask, one warp per row. Row t belongs to the query at
 # position `start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at
-# position j. A query sees the keys up to its own position, and what it does not see gets 0. As long as a prompt comes in
-# one pass, the result is right. From the first token after it, the model talks nonsense.
+# position j. A query sees the keys up to its own position; the weights of all other keys are 0. While the prompt is
+# computed in one pass, the result is right. From the first token after it, the model writes nonsense.
 
 
 # %%
@@ -130,10 +130,10 @@ check("seen_from_start", seen_from_start)
 # %% [markdown]
 # ## 4 · From a blank page: temperature and top-k
 #
-# A sampler's first half, in NumPy. Keep the `k` largest of the logits (where several are as large as the last of them,
-# any of these), divide those by the temperature, and turn them into probabilities with a softmax. All other tokens get 0.
-# Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may be
-# subtracted from all logits without changing the result?
+# A sampler's first half, in NumPy. Keep the `k` largest logits (if several are equal to the smallest of these, keep any
+# of them), divide them by the temperature, and turn them into probabilities with a softmax. All other tokens get 0.
+# Return an array as long as `logits` that adds up to 1. Logits can be large: `np.exp(1000)` is infinite. What can you
+# subtract from all logits without changing the result?
 #
 # Write `keep_likeliest(logits, temperature, k)`.
 
@@ -161,8 +161,8 @@ check("keep_likeliest", keep_likeliest)
 #
 # A step of generation takes 200 us, 20 of them for the softmax. A prompt takes 1,000 us, 400 of them for the softmax.
 # Suppose that the softmax is made four times as fast. How long does a step take then, and how long the prompt? How long
-# would a step take if the softmax took no time at all? And if the step is to be twice as fast: how long may all the
-# rest take at most, even if the softmax took no time?
+# would a step take if the softmax took no time at all? And if a step is to be twice as fast, how long may everything else
+# take at most, even if the softmax takes no time?
 
 # %%
 step_us = None  # a step with the faster softmax

@@ -18,8 +18,8 @@ from labkit.course import yours
 #
 # `vocabulary` is a list of pieces, and the index of a piece in it is its id. A piece that continues a word begins with
 # `##`, as in `##ing`. Cut `word` as WordPiece does: take the longest piece that fits at the beginning, then the longest
-# that continues it there, and so on. Return the list of ids. WordPiece never takes a piece back. Where nothing fits,
-# however late in the word, the result is the id of `[UNK]` alone. `word` has at least one letter.
+# that continues it there, and so on. Return the list of ids. WordPiece never takes a piece back. If nothing fits, however
+# late in the word, the result is only the id of `[UNK]`. `word` has at least one letter.
 
 
 # %%
@@ -47,8 +47,8 @@ check("word_pieces", word_pieces)
 #
 # A batch holds six sentences, of 4, 9, 12, 18, 25 and 44 tokens. How many rows go through the linear layers if each
 # sentence is padded to 128 rows? If each is padded to the longest, rounded up to a multiple of 16? And if they are packed
-# end to end? In attention each query of a sentence meets each key of it. How many such pairs does a head have in the
-# second form, if padding is computed like everything else? And how many in the third?
+# end to end? In attention each query of a sentence meets each of its keys. How many such pairs does a head have in the
+# second layout, if padding is computed like everything else? And how many in the third?
 
 # %%
 rows_to_128 = None
@@ -75,9 +75,9 @@ check("predict_padding", rows_to_128=rows_to_128, rows_to_longest=rows_to_longes
 # Row t of `out` (T, C) begins as the sum of three rows: row `ids[t]` of `words`, row `types[t]` of `kinds` and row
 # `positions[t]` of `places`. Then it is normalised: its mean is subtracted, the rest is divided by the root of its
 # variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two have C elements each. `ids`, `types` and
-# `positions` are (T,) int32, all else is float32. A block has `(32, 4)` threads and computes four rows, one per warp;
-# `cuda.threadIdx.x` is the lane. The lanes of a row combine their sums with shuffles. The sums of a row may be large and
-# close together: subtract the mean before you square.
+# `positions` are (T,) int32, everything else is float32. A block has `(32, 4)` threads and computes four rows, one per
+# warp; `cuda.threadIdx.x` is the lane. The lanes of a row combine their sums with shuffles. The elements of a row may be
+# large and close together: subtract the mean before you square.
 #
 # Write `embed_norm(ids, types, positions, words, places, kinds, weight, bias, out)` from the decorator down.
 
@@ -118,7 +118,7 @@ def embed_norm(ids, types, positions, words, places, kinds, weight, bias, out):
 check("embed_norm", embed_norm)
 
 # %% [markdown]
-# It is the first launch of an encoder. The next cell gives it to a small one with random weights, and compares what
+# It is the first launch of an encoder. The next cell puts it into a small one with random weights, and compares what
 # each launch writes with NumPy in float64. One of the sentences is empty.
 
 # %%

@@ -17,11 +17,11 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · The mean of a sentence
 #
-# `x` (T, C) float32 holds one row per token of a batch. Sentence b has the rows `begins[b]` to `begins[b] + lengths[b] -
-# 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a sentence without tokens.
-# Rows that belong to no sentence may hold anything, even NaN. Sentences need not follow one another in order. The grid is
-# `(blocks, B)`, in blocks of 64 threads: `cuda.blockIdx.y` is the sentence, and each thread has one column; both are
-# computed for you.
+# `x` (T, C) float32 holds one row per token of a batch. Sentence b has the rows `begins[b]` to
+# `begins[b] + lengths[b] - 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a
+# sentence without tokens. Rows that belong to no sentence may hold anything, even NaN. Sentences need not follow one
+# another in order. The grid is `(blocks, B)`, in blocks of 64 threads: `cuda.blockIdx.y` is the sentence, and each thread
+# computes one column; `b` and `col` are given.
 
 
 # %%
@@ -53,15 +53,15 @@ yours.one_by_one(yours.answers(mean_pool=mean_pool), encoder, sentences)
 # %% [markdown]
 # ## 2 · Predict: what reaches an embedding
 #
-# To make it easy, the rows of this model have only two elements. After the last layer, a sentence has the rows (3, 0) and
-# (0, 4). Its embedding is their mean, scaled to length 1. How long is the mean before it is scaled? What is the cosine of
-# the embedding and the query (0, 1)?
+# To keep it simple, the rows of this model have only two elements. After the last layer, a sentence has the rows (3, 0)
+# and (0, 4). Its embedding is their mean, scaled to length 1. How long is the mean before it is scaled? What is the
+# cosine between the embedding and the query (0, 1)?
 #
 # Two kernels are wrong. One of them divides the sum by 16, the rows of a padded sentence, instead of 2. The other reads
-# one row too many, which holds (1, −1). What is the cosine of the wrong embedding and the right one in each case?
+# one row too many, which holds (1, −1). What is the cosine between the wrong embedding and the right one in each case?
 #
 # Last, a batch of the real width, 384. Twelve sentences are padded to 16 rows each, and have 16, 9, 16, 4, 16, 16, 7, 11,
-# 16, 2, 5 and 13 tokens. Each row of padding holds NaN in its first column and ordinary numbers in the rest. A kernel
+# 16, 2, 5 and 13 tokens. Each row of padding holds NaN in its first column and ordinary values in the rest. A kernel
 # multiplies the rows by a mask, takes the mean and scales it to length 1. How many of the 12 × 384 elements are NaN?
 
 # %%
@@ -88,8 +88,8 @@ check("predict_pooled", length_of_mean=length_of_mean, with_query=with_query, di
 #
 # Attention of one head of width 32, over sentences that are padded to S rows. `queries`, `keys`, `values` and `out` are
 # (B × S, 32) float32, and `lengths` (B,) int32 says how many tokens each sentence has. A block is one warp of 32 threads
-# and computes one row. A token sees all tokens of its sentence and no others, and a row of padding gets 0. Padding may
-# hold anything, even NaN. Alone, a sentence comes out right; in a batch with a longer one, it does not.
+# and computes one row. A token sees all tokens of its sentence and no others, and the result in a row of padding is 0.
+# Padding may hold anything, even NaN. Alone, a sentence comes out right; in a batch with a longer one, it does not.
 
 
 # %%
@@ -142,12 +142,12 @@ check("attend_padded", attend_padded)
 # %% [markdown]
 # ## 4 · From a blank page: a search
 #
-# `passages` (N, C) float32 holds one row per passage, and `query` (C,) is the row of a question. None of them is scaled
-# to length 1. Return the indices of the `k` passages whose cosine with the query is largest, the largest first, as k
-# whole numbers. Of equal ones any may come first. A passage of zeros has the cosine 0: it comes after those that point
-# the query's way and before those that point the other way.
+# `passages` (N, C) float32 holds one row per passage, and `query` (C,) is the vector of a question. None of them is
+# scaled to length 1. Return the indices of the `k` passages whose cosines with the query are largest, the largest first,
+# as k integers. If two are equal, either may come first. A passage of zeros has the cosine 0: it comes after those that
+# point the query's way and before those that point the other way.
 #
-# Write the function `nearest(query, passages, k)`. NumPy does it all.
+# Write the function `nearest(query, passages, k)`. NumPy is enough.
 
 # %%
 nearest = None  # write the function

@@ -20,11 +20,11 @@ from labkit.course import yours
 #
 # A block computes attention for one head of one sentence: 128 tokens, a head of width 32, all in float16. It keeps the
 # whole matrix of scores in shared memory, together with the head's queries, keys and values. An SM of an RTX 3090 has
-# 102,400 bytes of shared memory and capacity for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes, 64 warps and
-# 32 blocks; every block occupies 1,024 bytes more than it requests. How many bytes are the scores? How many does the
-# block request in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps* does an SM
-# of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers do not set
-# the limit anywhere.
+# 102,400 bytes of shared memory and room for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes and room for 64
+# warps and 32 blocks; every block occupies 1,024 bytes more than it requests. How many bytes are the scores? How many
+# does the block request in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps*
+# does an SM of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers
+# are never the limit here.
 
 # %%
 score_bytes = None
@@ -51,7 +51,7 @@ check("predict_whole_matrix", score_bytes=score_bytes, block_bytes=block_bytes, 
 # Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest is
 # divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
 # Everything is float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
-# layer. A block has `(32, 4)` threads, and each warp computes a row. A lane keeps its share of the row, at most 12
+# layer. A block has `(32, 4)` threads, and each warp computes one row. A lane keeps its share of the row, at most 12
 # elements, in `kept`. The elements may be large and close together, so subtract the mean before you square.
 
 
@@ -106,16 +106,16 @@ yours.one_by_one(yours.answers(add_norm=add_norm), encoder, sentences)
 # One product has computed queries, keys and values of all heads: `qkv` (T, 3 × heads × 32) float32. A row holds the
 # queries of all heads, 32 elements each, then the keys of all heads, then the values of all heads. Sentence b has the
 # `lengths[b]` rows from `begins[b]` on; both arrays are (B,) int32, a length may be 0, and sentences may be in any order.
-# Rows of no sentence may hold anything, even NaN, and their rows of `out` must not change.
+# Rows of no sentence may hold anything, even NaN, and the same rows of `out` must not change.
 #
 # In each head, a token sees all tokens of its sentence: the weights are the softmax of the scores, a score is the dot
 # product of query and key divided by the root of 32, and the result is the sum of the weighted values. Write it to `out`
-# (T, heads × 32), head after head, with no copy before or after. For example, with two heads and `begins` (3, 0),
-# `lengths` (1, 2): row 3 sees only itself, so `out[3]` is its values, `qkv[3, 128:192]`; rows 0 and 1 see each other.
+# (T, heads × 32), one head after the other, with no copy before or after. For example, with two heads, `begins` (3, 0)
+# and `lengths` (1, 2), row 3 sees only itself, so `out[3]` is its values, `qkv[3, 128:192]`; rows 0 and 1 see each other.
 #
 # The grid is `(longest, B, heads)`, and a block is one warp: it computes one query of one sentence in one head. No length
-# is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax while the keys go by; here the work is
-# in the addresses. `heads` is an int.
+# is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax in one pass over the keys; here the
+# work is in the addresses. `heads` is an int.
 #
 # Write `attend_packed(qkv, heads, begins, lengths, out)` from the decorator down.
 
@@ -161,15 +161,15 @@ yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), 
 # %% [markdown]
 # ## 4 · Predict: which PyTorch?
 #
-# A pass of your model has 12 layers of 6 launches each, and 3 launches more. All its products together have 40 million
+# A pass of your model has 12 layers of 6 launches each, and 3 more launches. All its products together have 40 million
 # weights. With few rows, each launch takes 4 microseconds in a graph. A pass of PyTorch has 105 launches; with few rows,
-# each takes 4 microseconds in a graph and 12 if it is called from Python. The tensor cores reach 800 TFLOP/s at best.
+# each takes 4 microseconds in a graph and 12 when called from Python. The tensor cores reach 800 TFLOP/s at best.
 #
 # How many microseconds does your pass take in a graph with few rows (`graph_us`)? How many times as fast as PyTorch is
-# it, if yours runs in a graph and PyTorch is called (`unlike`)? And if both run in graphs (`alike`)? With how many rows
-# would your products take as long at the peak of the tensor cores as all your launches do with few rows (`even_rows`)?
-# Suppose that a pass takes the longer of these two times. How many sentences of 20 tokens do you compute in a second,
-# with 90 of them in each pass (`sentences_per_second`)?
+# it, if yours runs in a graph and PyTorch is called from Python (`unlike`)? And if both run in graphs (`alike`)? With how
+# many rows would your products take as long at the peak of the tensor cores as all your launches do with few rows
+# (`even_rows`)? Suppose that a pass takes the longer of these two times. How many sentences of 20 tokens do you compute
+# per second, with 90 of them in each pass (`sentences_per_second`)?
 
 # %%
 graph_us = None
@@ -217,9 +217,9 @@ check("pack_ids", pack_ids)
 #
 # In a packed batch, a sentence begins where the one before it ends: `begins[b]` is the sum of all lengths before
 # `lengths[b]`. Such sums are called an *exclusive scan*. Here one block of 128 threads computes it for up to 128
-# sentences; both arrays are (B,) int32. In each round, a thread adds to its sum the one of the thread `distance` before
-# it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For three
-# sentences the result is right; for a hundred it is not safe.
+# sentences; both arrays are (B,) int32. In each round, a thread adds to its sum that of the thread `distance` before it,
+# and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For three sentences
+# the result is right; for a hundred it may be wrong.
 
 
 # %%
@@ -266,13 +266,13 @@ check("sentence_begins", sentence_begins)
 # ## 7 · From a blank page: few shapes, few graphs
 #
 # A CUDA graph is captured for one number of rows, and a packed batch may have any. So the rows are rounded up to one of a
-# few allowed counts, and those at the end stay empty. The rule: let p be the largest power of two that is not larger than
-# the number of tokens. The allowed counts are the multiples of p / 16, but of 16 where p / 16 is less. A batch without
-# tokens has 16 rows. With 1,000 tokens, for example, p is 512, the counts are multiples of 32, and the batch has 1,024
-# rows; with 1,030 they are multiples of 64, and it has 1,088.
+# few allowed counts, and the extra rows stay empty. The rule: let p be the largest power of two that is not larger than
+# the number of tokens. The allowed counts are the multiples of p / 16, or of 16 if p / 16 is less. A batch without tokens
+# has 16 rows. With 1,000 tokens, for example, p is 512, the counts are multiples of 32, and the batch has 1,024 rows;
+# with 1,030 they are multiples of 64, and it has 1,088.
 #
-# Write `graph_rows(counts)`, a function of the host. `counts` (n,) holds the tokens of n batches, integers up to a
-# billion. Return an array with the rows of each: the smallest allowed count that is not less than its tokens.
+# Write `graph_rows(counts)`, a function of the host. `counts` (n,) holds the token counts of n batches, integers up to a
+# billion. Return an array with the rows of each: the smallest allowed count that is not less than its token count.
 
 # %%
 graph_rows = None  # write the function

@@ -15,10 +15,10 @@ from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
 # %% [markdown]
 # ## 1 · Two in a word
 #
-# `bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie
-# to the one whose last bit is 0, and put two neighbours into one word of `words` (n / 2,) uint32, the first of them in
-# the low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign
-# becomes 0x7FC0. Integers suffice: shifts, masks and additions.
+# `bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie to
+# the one whose last bit is 0, and pack two neighbours into one word of `words` (n / 2,) uint32, the first of them in the
+# low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign becomes
+# 0x7FC0. Integer operations are enough: shifts, masks and additions.
 #
 # (In Numba a literal is an int64, and adding one to a uint32 gives an int64, so nothing overflows here. But shifting a
 # uint32 gives a uint64, and a variable that is assigned both a uint64 and an int64 becomes a float64. If the check
@@ -49,9 +49,9 @@ check("pack_bfloat16", pack_bfloat16)
 # ## 2 · Predict: what survives rounding
 #
 # On paper: bfloat16 has 8 significant bits and float16 has 11, the leading 1 included. Which whole number does 1,006
-# become in bfloat16? If 0.5 is added to 0 again and again in bfloat16, rounded to nearest after each addition, where
-# does the sum stop growing? Where does it stop if 3 is added each time, in bfloat16 and in float16? And how many load
-# requests, one for a whole warp each, does it take to read a row of 4,096 bfloat16 with eight numbers per load?
+# become in bfloat16? If 0.5 is added to 0 again and again in bfloat16, rounded to nearest after each addition, where does
+# the sum stop growing? Where does it stop if 3 is added each time, in bfloat16 and in float16? And how many load
+# requests, each for a whole warp, does it take to read a row of 4,096 bfloat16 numbers with eight per load?
 
 # %%
 nearest = None  # 1,006 in bfloat16
@@ -75,10 +75,10 @@ check("predict_rounding", nearest=nearest, by_half=by_half, by_three=by_three, f
 # %% [markdown]
 # ## 3 · Find the bug: a sum that loses what is added
 #
-# `out[r]` (R,) float32 should be the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold
-# bfloat16. Each warp computes one row, in blocks of `(32, 4)` threads, and `bfloat16_number` converts an element to
-# float32. For small whole numbers the result is right. For the numbers of a model it has two correct digits, or fewer.
-# A product of two bfloat16 is exact in float32, and the sum should be as accurate as a float32 sum.
+# `out[r]` (R,) float32 should be the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold bfloat16
+# numbers. Each warp computes one row, in blocks of `(32, 4)` threads, and `bfloat16_number` converts an element to
+# float32. For small whole numbers the result is right. For the weights of a model it has two correct digits, or fewer. A
+# product of two bfloat16 numbers is exact in float32, and the sum should be as accurate as a float32 sum.
 
 
 # %%
@@ -118,13 +118,13 @@ check("dot_rows", dot_rows)
 # %% [markdown]
 # ## 4 · From a blank page: eight numbers in a load
 #
-# `x` (n,) uint16 holds bfloat16, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A thread
-# converts eight neighbours. `ptx.load_global4(x, i)` returns the eight numbers from `x[i]` on as four words,
-# `ptx.unpack_bf162(word)` the two numbers of a word, the one in the low half first, and `ptx.store_global4(out, i, a,
-# b, c, d)` stores four float32 from `out[i]` on.
+# `x` (n,) uint16 holds bfloat16 numbers, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A
+# thread converts eight neighbours. `ptx.load_global4(x, i)` returns the eight numbers from `x[i]` on as four words,
+# `ptx.unpack_bf162(word)` returns the two numbers of a word as float32, the one in the low half first, and
+# `ptx.store_global4(out, i, a, b, c, d)` stores four float32 numbers from `out[i]` on.
 #
 # Write the kernel `widen_eight(x, out)`. It is launched with a one-dimensional grid of blocks of 64 threads, with at
-# least one thread for each eight numbers.
+# least one thread per eight numbers.
 
 # %%
 widen_eight = None  # write the kernel

@@ -18,13 +18,13 @@ from labkit._common.paths import find_root
 #
 # `files` is a list of safetensors files, each as bytes: 8 bytes with the length of the header, lowest byte first, the
 # header in JSON, and then the values. All tensors of all files are to be copied into one buffer, in the order of their
-# names, as `sorted` gives it. The first begins at 0, and each of the others at the next multiple of 16 after the end of
-# the one before, or at that end if it is such a multiple.
+# names, as `sorted` gives it. The first begins at 0, and each of the others where the one before ends, rounded up to a
+# multiple of 16.
 #
-# Return an array with a row of four integers for each tensor, in that order: the index of its file, its first byte in
-# that file (counted from the start of the file), its length in bytes, and its offset in the buffer. For example, if file
-# 0 has a header of 100 bytes and in it `"b"` with the `data_offsets` [0, 20], and file 1 a header of 60 bytes and `"a"`
-# with [0, 6], the result is
+# Return an array with one row of four integers per tensor, in that order: the index of its file, its first byte in that
+# file (counted from the start of the file), its length in bytes, and its offset in the buffer. For example, if file 0 has
+# a header of 100 bytes with `"b"` at the `data_offsets` [0, 20], and file 1 a header of 60 bytes with `"a"` at [0, 6],
+# the result is
 #
 # ```
 # [[1,  68,  6,  0],
@@ -59,15 +59,15 @@ check("buffer_map", buffer_map)
 # %% [markdown]
 # ## 2 · Predict: the time of a token
 #
-# TinyLlama has 22 layers and a width of 2,048: 32 heads of queries and 4 of keys and values, 64 values each, an MLP
+# TinyLlama has 22 layers and a width of 2,048: 32 query heads and 4 heads of keys and values, 64 values each, an MLP
 # 5,632 wide, and a vocabulary of 32,000. As in every Llama a layer has seven weight matrices without biases, and two
 # norms of 2,048 weights each; a last norm comes before the head. The head is a separate matrix, not the embedding table.
 # Everything is bfloat16.
 #
 # How many parameters does a layer have, and how many the model? How many bytes of parameters are read for one token, if
-# each parameter that is needed is read once, and only one row of the embedding table is needed? How many bytes does a
-# token add to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at
-# 4,000 GB/s, rounded down?
+# every parameter needed is read once, and only one row of the embedding table is needed? How many bytes does a token add
+# to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at 4,000 GB/s,
+# rounded down?
 
 # %%
 layer_parameters = None
@@ -92,12 +92,12 @@ check("predict_token", layer_parameters=layer_parameters, parameters=parameters,
 # ## 3 · From a blank page: the first launch of a Llama
 #
 # Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is int32.
-# An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16. With
+# An id without a row in the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16. With
 # `ids = [2, 0, 7]` and a table of four rows, `out` has rows 2 and 0 of the table, then a row of NaN.
 #
-# This time you write the launcher as well, and choose the grid and the block. The first idea is a block for each token
-# and a thread for each column. It fails: C may be up to 4,096, and the 2,048 columns of a Llama are already more than
-# the threads a block may have. Try it once, to see the error.
+# This time you write the launcher as well, and choose the grid and the block. The first idea is one block per token and
+# one thread per column. It fails: C may be up to 4,096, and the 2,048 columns of a Llama are already more than the
+# threads a block may have. Try it once, to see the error.
 #
 # Write the kernel, and `embed_rows(ids, table, out)`, a function that launches it.
 
@@ -125,8 +125,7 @@ def embed_rows(ids, table, out):
 check("embed_rows", embed_rows)
 
 # %% [markdown]
-# Your launch fits into the model. Here is the small Llama of the lesson, once with its own embedding and once with
-# yours.
+# Your launch fits into the model. Here is the lesson's small Llama, once with its own embedding and once with yours.
 
 # %%
 from labkit.models.llama import Config, Kernels, Llama, SingleSequence

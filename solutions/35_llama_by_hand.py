@@ -18,10 +18,10 @@ from labkit.course import yours
 # ## 1 · RMSNorm by a block
 #
 # Row t of `out` (T, C) is row t of `x`, divided by the root of the mean of its squares plus `epsilon`, times `weight`
-# (C,). Everything is float32, and C may be any size. In lesson 21 a warp had a row. When a model writes a single text,
-# there is only one row, and one warp would be busy with it for long. So here a row has a block of 128 threads, four
-# warps, and the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through
-# `partial`. `out` may be the same array as `x`.
+# (C,). Everything is float32, and C may be any size. In lesson 21 one warp computed a row. When a model writes a single
+# text, there is only one row, and one warp would need long for it. So here a block of 128 threads, four warps, computes a
+# row, and the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through `partial`.
+# `out` may be the same array as `x`.
 #
 # For example, with an epsilon of 0 the row (3, 4) has a mean square of 12.5, and with weights of 1 it becomes
 # (0.849, 1.131).
@@ -61,8 +61,8 @@ check("rmsnorm_block", rmsnorm_block)
 # For example, with D = 4 the head (1, 2, 3, 4) has the pairs (1, 3) and (2, 4). At a position where both angles are 90°,
 # it becomes (−3, −4, 1, 2).
 #
-# There is one thread per pair of each head of each token, in a grid of one dimension with some threads to spare. `out`
-# may be `x`.
+# There is one thread per pair of each head of each token, in a one-dimensional grid with some threads to spare. `out` may
+# be `x`.
 
 
 # %%
@@ -97,12 +97,12 @@ yours.one_by_one(yours.answers(rmsnorm_block=rmsnorm_block, rope_heads=rope_head
 # %% [markdown]
 # ## 3 · Predict: launches and rotations
 #
-# Llama 3.1 8B has 32 layers, a width of 4,096, 32 heads of queries, 8 heads of keys and values, heads of 128 values,
-# and θ = 500,000. Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are
-# kept, pairs that complete less than one are slowed down by a factor of 8, and the rest are in between.
+# Llama 3.1 8B has 32 layers, a width of 4,096, 32 query heads, 8 heads of keys and values, heads of 128 values, and θ =
+# 500,000. Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are kept,
+# pairs that complete less than one are slowed down by a factor of 8, and the rest are in between.
 #
-# How many launches does this model make for a prompt, if it is computed as in the lesson? How many rows has the stacked
-# matrix for queries, keys and values, one for each output? How many of the 64 pairs are kept, and how many are slowed
+# How many launches does this model make for a prompt, if it is computed as in the lesson? How many rows does the stacked
+# matrix for queries, keys and values have, one per output? How many of the 64 pairs are kept, and how many are slowed
 # down by the whole factor?
 
 # %%
@@ -125,11 +125,12 @@ check("predict_rotations", launches=launches, qkv_rows=qkv_rows, pairs_kept=pair
 #
 # Qwen3 is built like Llama, but normalises each head of queries and keys before it rotates it. `x` (T, heads, 64) holds
 # the heads of T tokens. Divide each head by the root of the mean of its squares plus `epsilon`, multiply it by `weight`
-# (64,), which all heads share, and then rotate it as in exercise 2: `table` (P, 64) has the cosines of a position and
-# then its sines, `positions` (T,) int32 has the position of each token, and pair d is (d, d + 32). The result goes to
-# `out` (T, heads, 64), which may be `x`. Everything but the positions is float32.
+# (64,), which all heads share, and then rotate it as in exercise 2: a row of `table` (P, 64) holds the cosines of a
+# position and then its sines, `positions` (T,) int32 holds the position of each token, and pair d is (d, d + 32). The
+# result goes to `out` (T, heads, 64), which may be `x`. Everything but the positions is float32.
 #
-# The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
+# The grid is `(heads, T)`, with 32 threads in a block, so one warp computes a head. The lanes add up the squares by
+# shuffles.
 #
 # Write `rotate_normed(x, weight, epsilon, table, positions, out)` from the decorator down.
 

@@ -15,9 +15,9 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · A gated product
 #
-# SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is
-# v / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. For a row x = (1, 2), a
-# gate of (1, 0) and an up of (0, 3), the dot products are 1 and 6, and the output is silu(1) · 6, about 4.39.
+# SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is v
+# / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. For a row x = (1, 2), a
+# gate row (1, 0) and an up row (0, 3), the dot products are 1 and 6, and the output is silu(1) · 6, about 4.39.
 #
 # There is one thread per output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products
 # in one loop. They may be as large as several hundred, with either sign.
@@ -44,12 +44,12 @@ check("gated_product", gated_product)
 # %% [markdown]
 # ## 2 · Predict: a cache and a wide row
 #
-# Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 values, and an MLP with
-# 14,336 values in gate and as many in up, all in bfloat16. How many bytes does a token add to the cache? How many whole
-# tokens fit into 16,000,000,000 bytes, and how many would fit with as many heads of keys and values as of queries?
+# Llama 3.1 8B has 32 layers, 32 query heads, 8 heads of keys and values, heads of 128 values, and an MLP with 14,336
+# values in gate and as many in up, all in bfloat16. How many bytes does a token add to the cache? How many whole tokens
+# fit into 16,000,000,000 bytes, and how many would fit with as many heads of keys and values as query heads?
 #
-# Last, suppose that one launch wrote gate and up to memory, and a second one read both and wrote their gated product.
-# How many bytes, for each token and layer, are saved by a single launch that writes the gated product directly?
+# Last, suppose that one launch wrote gate and up to memory, and a second one read both and wrote their gated product. How
+# many bytes per token and layer are saved by a single launch that writes the gated product directly?
 
 # %%
 token_bytes = None
@@ -71,7 +71,7 @@ check("predict_cache", token_bytes=token_bytes, tokens_grouped=tokens_grouped, t
 # %% [markdown]
 # ## 3 · From a blank page: grouped-query attention
 #
-# One token attends to all N tokens of a text, itself the last of them. `q` is (H, 32), `keys` and `values` are
+# One token attends to all N tokens of a text, of which it is the last. `q` is (H, 32), `keys` and `values` are
 # (N, K, 32), and `out` is (H, 32), all float32. H is a multiple of K, at most eight times K, and query head h reads head
 # h // (H // K) of keys and values: with H = 6 and K = 2, heads 0 to 2 read head 0, and heads 3 to 5 read head 1. A score
 # is the dot product of query and key divided by the root of 32, the weights are the softmax of the scores, and the result

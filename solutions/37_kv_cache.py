@@ -20,12 +20,11 @@ from labkit import check, cuda, hint
 # gets a prompt of 400 tokens and writes an answer of 100. The prompt's step gives the first of these.
 #
 # How many rows go through the model in all steps together, with a cache and without one? How many bytes of keys and
-# values does the cache hold in the end?
+# values does the cache hold at the end?
 #
 # A GPU moves 4,000 GB/s and does 800 · 10¹² flops per second. Suppose that a step takes as long as the weights' bytes,
-# which it reads once, or its flops, two for each weight and row, whichever is longer. Leave out attention, keys and
-# values. How many microseconds do all steps after the prompt's need with a cache, and how many do all 100 steps need
-# without one?
+# which it reads once, or its flops, two per weight and row, whichever is longer. Leave out attention, keys and values.
+# How many microseconds do all steps after the prompt's need with a cache, and how many do all 100 steps need without one?
 
 # %%
 rows_with = None
@@ -51,12 +50,12 @@ check("predict_answer", rows_with=rows_with, rows_without=rows_without, kept_byt
 #
 # B sequences decode together, and each has its own part of the cache, its *slot*, with room for N tokens. `cache`
 # (2, B, K, N, 64) float32 holds all keys, then all values, for K heads. Each sequence has one new token with the key and
-# value `k` and `v` (B, K, 64), and `lengths` (B,) int32 says how many of its tokens are already in its slot, which is
-# also the position of the new one.
+# value `k` and `v` (B, K, 64), and `lengths` (B,) int32 says how many of its tokens are already in its slot; this is also
+# the position of the new one.
 #
 # Copy the value. Rotate the key, then store it: values d and d + 32 form a pair, and (low, high) becomes
 # (low · cos − high · sin, high · cos + low · sin). Row p of `table` (N, 64) holds the 32 cosines of position p, then its
-# 32 sines. A slot without a sequence has length −1; write nothing to it, nor to a full one.
+# 32 sines. A slot without a sequence has length −1; write nothing to it, or to a full one.
 #
 # For example, with `lengths = [2, -1]` the first key of sequence 0 goes, rotated by row 2 of `table`, to
 # `cache[0, 0, 0, 2]`, its value to `cache[1, 0, 0, 2]`, and slot 1 stays as it is. The grid is `(K, B)` with 32 threads
@@ -88,10 +87,10 @@ check("append_rotated", append_rotated)
 # Buffer i has `sizes[i]` bytes and is live from launch `first[i]`, which writes it, to launch `last[i]`, which reads it
 # for the last time, both included. All three are arrays (n,) of integers. Go through the buffers in order, and put each
 # at the lowest address, from 0 up, where it shares no byte with an earlier buffer that is live in one of the same
-# launches. Return the addresses (n,). No alignment is needed.
+# launches. Return the addresses, an array (n,). No alignment is needed.
 #
-# For example, buffers of 8, 4 and 6 bytes that are live in launches 0 to 1, 1 to 2, and 2 to 3 get the addresses 0, 8
-# and 0: the third meets only the second, and fits in front of it.
+# For example, buffers of 8, 4 and 6 bytes that are live in launches 0 to 1, 1 to 2, and 2 to 3 get the addresses 0, 8 and
+# 0: the third shares a launch only with the second, and fits below it.
 
 
 # %%
@@ -116,13 +115,13 @@ check("place_buffers", place_buffers)
 # ## 4 · From a blank page: one query over a slot
 #
 # Now the other kernel of the cache. `q` (B, H, 64) float32 has one query per sequence and head, and `cache`
-# (2, B, K, N, 64) the keys and values as in exercise 2. H is a multiple of K: the first H / K query heads share the
-# first head of keys and values, the next ones the second, and so on. With 8 heads of queries and 2 of keys, query head 5
-# reads head 1.
+# (2, B, K, N, 64) the keys and values as in exercise 2. H is a multiple of K: the first H / K query heads share the first
+# head of keys and values, the next ones the second, and so on. With 8 query heads and 2 key heads, query head 5 reads
+# head 1.
 #
-# `lengths` (B,) int32 counts the tokens in each slot, the new one included. What comes after them may be anything, even
+# `lengths` (B,) int32 counts the tokens in each slot, including the new one. The rest of a slot may hold anything, even
 # NaN. A score is the dot product of query and key divided by the square root of 64, the weights are the softmax of the
-# scores, and row (b, head) of `out` (B, H, 64) is the weighted sum of the values. Where the length is 0, it is 0.
+# scores, and row (b, head) of `out` (B, H, 64) is the weighted sum of the values. Where the length is 0, store 0.
 #
 # The grid is `(H, B)` with 32 threads per block: a warp computes one query, and a lane holds elements lane and lane + 32.
 # The loop is that of the exercise `attend_packed`, with two elements per lane.

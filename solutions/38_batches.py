@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 38 · Batches: exercises
 #
-# Three exercises: predict the worth of a batch, refill slots in the order of a queue, and from a blank page write the
+# Three exercises: predict what a batch is worth, refill slots in the order of a queue, and from a blank page write the
 # rows of a step. `hint("refill_slots")` gives a hint, and a second call a better one.
 
 # %%
@@ -21,7 +21,7 @@ from labkit import check, cuda, hint
 #
 # How many MB are the keys and values of one sequence (1 MB = 10⁶ bytes)? How many microseconds does a step take with 1
 # sequence, and with 125? How many tokens per second does the GPU compute with 125? And for how many rows of a prompt do
-# the flops, two for each weight and row, need as long as the weights' bytes?
+# the flops, two per weight and row, take as long as the weights' bytes?
 
 # %%
 kept_mb = None
@@ -45,9 +45,9 @@ check("predict_batch", kept_mb=kept_mb, step_us_1=step_us_1, step_us_125=step_us
 # %% [markdown]
 # ## 2 · Slots that are refilled
 #
-# Requests wait in a queue, and request i will have `lengths[i]` tokens, one in each step; `lengths` is an array (n,) of
-# positive integers. There are `slots` slots. Before each step, every free slot gets the next request of the queue, the
-# lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2) with the slot
+# Requests wait in a queue, and request i will write `lengths[i]` tokens, one per step; `lengths` is an array (n,) of
+# positive integers. There are `slots` slots. Before each step, every free slot gets the next request in the queue, the
+# lowest slot first. A slot is free from the step after its request's last token on. Return an array (n, 2) with the slot
 # of each request and the step of its first token, both counted from 0.
 #
 # For example, lengths of 3, 1 and 2 in two slots give `[[0, 0], [1, 0], [1, 1]]`: slot 1 is free again after one step.
@@ -69,8 +69,8 @@ def refill_slots(lengths, slots):
 check("refill_slots", refill_slots)
 
 # %% [markdown]
-# The requests of the lesson, with four slots: the steps of continuous batching until the last request ends, and those
-# of static batching, the sum over its batches of the longest answer.
+# The requests of the lesson, with four slots: the steps of continuous batching until the last request ends, and those of
+# static batching, which are the longest answer of each batch, added up.
 
 # %%
 counts = np.array([24, 3, 9, 14, 4, 6, 20, 3, 10, 5])
@@ -82,12 +82,13 @@ if found is not None:
 # %% [markdown]
 # ## 3 · From a blank page: the rows of a step
 #
-# In a step, sequence b brings `new[b]` rows: one if it goes on, several of its prompt, or none at all. The cache already
-# holds `before[b]` of its tokens. Both are arrays (B,) of integers, and at least one row is brought. The rows of all
-# sequences are packed end to end, in the order of the sequences.
+# In a step, sequence b has `new[b]` rows: one if it is decoding, several if they are from its prompt, or none at all. The
+# cache already holds `before[b]` of its tokens. Both are arrays (B,) of integers, and a step has at least one row. The
+# rows of all sequences are packed end to end, in the order of the sequences.
 #
-# Return an array (T, 3) of integers. Each of the T rows has its sequence, its position in that sequence, and a 1 if it is
-# its sequence's last row in this step, so that the head needs it, else 0. All are counted from 0.
+# Return an array (T, 3) of integers. For each of the T rows it holds the sequence, the position in that sequence, and a 1
+# if the row is its sequence's last in this step, so that the head needs it, else 0. Sequences and positions are counted
+# from 0.
 #
 # For example, `before = [5, 0]` and `new = [1, 3]` give
 #
@@ -119,7 +120,7 @@ def rows_of_step(before, new):
 check("rows_of_step", rows_of_step)
 
 # %% [markdown]
-# The step of the lesson: two sequences that go on, and a prompt.
+# The step of the lesson: two sequences that decode, and a prompt.
 
 # %%
 rows = rows_of_step(np.array([9, 10, 0]), np.array([1, 1, 9])) if rows_of_step else None

@@ -16,9 +16,9 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: pages and slots
 #
 # A model has 16 layers with 8 heads of keys and values, each of 64 values in bfloat16. It serves four sequences, of
-# 1,000, 17, 512 and 3 tokens, in pages of 16 tokens, none of them shared. How many entries of the page table are in
-# use? How many bytes, in all layers, are unused in last pages? In which slot is token 37 of a sequence whose table
-# begins with 5, 12, 7, 9? Tokens are counted from 0.
+# 1,000, 17, 512 and 3 tokens, in pages of 16 tokens, none of them shared. How many entries of the page table are in use?
+# How many bytes of the last pages are unused, over all layers? In which slot is token 37 of a sequence whose table begins
+# with 5, 12, 7, 9? Tokens are counted from 0.
 #
 # Two other sequences begin with the same 40 tokens and share what they can. One has 50 tokens, the other 70. How many
 # pages do they hold together?
@@ -42,10 +42,11 @@ check("predict_pages", pages_used=pages_used, empty_bytes=empty_bytes, slot=slot
 # ## 2 · Keys to their slots
 #
 # `rows` (T, K, D) float32 holds the keys of T new tokens, for K heads of D values, and `slots` (T,) int32 says where they
-# go. A slot is page × 16 + offset, and a row with slot -1 goes nowhere. Write them to the cache `out` (pages, K, 16, D);
-# what is not written keeps its value. For example, a row with slot 118 goes to `out[7, :, 6]`, since 118 is 7 × 16 + 6.
+# go. A slot is page × 16 + offset, and a row with slot -1 goes nowhere. Write the keys to the cache `out`
+# (pages, K, 16, D), and leave the rest of it unchanged. For example, a row with slot 118 goes to `out[7, :, 6]`, since
+# 118 is 7 × 16 + 6.
 #
-# The grid has a block of 32 threads for each row, and neighbouring lanes should store neighbouring values.
+# The grid has one block of 32 threads per row, and neighbouring lanes should store neighbouring values.
 
 
 # %%
@@ -71,13 +72,13 @@ check("store_slots", store_slots)
 # Write the bookkeeping of a block manager. There are `pages` pages of 16 tokens, all free at first, and `events` (n, 3)
 # is an array of integers with one event per row:
 #
-# - `0, s, count`: sequence s grows by `count` tokens, 0 or more. If it does not exist yet, it begins here.
+# - `0, s, count`: sequence s grows by `count` tokens, 0 or more. If it does not exist yet, it starts here.
 # - `1, s, child`: `child`, which does not exist yet, becomes a copy of sequence s. Both hold the same pages.
 # - `2, s, 0`: sequence s ends. A page is free again once nobody holds it.
 #
-# A page with several holders must not be written. So before a sequence grows into a shared last page that is not full,
-# it swaps that page for a new one. An event that needs more pages than are free changes nothing, and a sequence that
-# would have begun with it does not exist. (Events 1 and 2 name existing sequences only.)
+# A page with several holders must not be written. So before a sequence grows into a shared last page that is not full, it
+# swaps that page for a new one. An event that needs more pages than are free changes nothing, and a sequence that would
+# have started with it does not exist. (Events 1 and 2 name existing sequences only.)
 #
 # With 4 pages:
 #
@@ -91,7 +92,7 @@ check("store_slots", store_slots)
 #
 # So `free_pages` returns `[2, 2, 1, 1, 2]`: the number of free pages after each event, an array of n integers.
 #
-# Write `free_pages(events, pages)`, a function of the host.
+# Write `free_pages(events, pages)`, a host function.
 
 # %%
 free_pages = None  # write the function

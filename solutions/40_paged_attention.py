@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 40 · Paged attention: exercises
 #
-# Four exercises: a prediction, attention over pages with one warp for each head, parts of a softmax joined, and from a
-# blank page attention split over blocks. Your attention has a place in a small Llama. `hint("predict_parts")` gives a
+# Four exercises: a prediction, attention over pages with one warp per head, parts of a softmax joined, and from a
+# blank page attention split over blocks. Your attention then runs in a small Llama. `hint("predict_parts")` gives a
 # hint, and a second call a better one.
 
 # %%
@@ -18,11 +18,11 @@ from labkit.course import yours
 # ## 1 · Predict: parts and their sums
 #
 # Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels, and sums are relative
-# to the largest score of their part. For example, with `row_max` 1 and 2, and `row_sum` 4 and 3, both together have
+# to the largest score of their part. For example, with `row_max` 1 and 2, and `row_sum` 4 and 3, the two joined have
 # `row_max` 2 and `row_sum` 4 / 2 + 3 = 5.
 #
 # Here the first part has `row_max` 3, `row_sum` 6, and `acc`, the sum of the weighted values in one column, 12. The
-# second has 5, 2.5 and 10. What is `row_sum` of both together? And what is the result in that column?
+# second has 5, 2.5 and 10. What is the `row_sum` of the two joined? And what is the result in that column?
 #
 # The kernels cut the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
 # least 8; the last one has the rest. A page has 16 tokens. How many parts does a sequence of 1,000 tokens have, and one
@@ -46,22 +46,23 @@ check("predict_parts", row_sum=row_sum, result=result, parts_of_1000=parts_of_10
 # %% [markdown]
 # ## 2 · Attention over pages, a warp for each head
 #
-# Attend with the newest token of each sequence to all of its tokens. The arrays are float32 and those of the engine's own
-# kernels:
+# Let the newest token of each sequence attend to all of the sequence's tokens. The arrays are those of the engine's own
+# kernels, in float32:
 #
 # - `q` and `out` (B, H, D): the query of each of B sequences in H heads, and the result.
-# - `keys` and `values` (pages, K, 16, D). Query head h reads head h // (H // K) of them.
-# - `lengths` (B,): the tokens of each sequence. Its token j is in page `page_table[b, j // 16]`, at place `j % 16`.
+# - `keys` and `values` (pages, K, 16, D). Query head h reads their head h // (H // K).
+# - `lengths` (B,): how many tokens each sequence has. Token j of sequence b is in page `page_table[b, j // 16]`, at
+#   offset `j % 16`.
 #
-# The scores are dot products times `scale`, their softmax gives the weights, and the result is the sum of the weighted
-# values. For a sequence of length 0 write zeros. Behind a sequence's last page the table may hold anything, and where
+# The scores are dot products times `scale`, their softmax gives the weights, and the result is the weighted sum of the
+# values. For a sequence of length 0 write zeros. After a sequence's last page the table may hold anything, and where
 # there is no token, keys and values are NaN.
 #
 # An example: with H = 4, K = 2 and `page_table[0]` = [5, 2], query head 3 of sequence 0 reads head 1, and token 20 is in
-# page 2 at place 4: its key is `keys[2, 1, 4]`.
+# page 2 at offset 4: its key is `keys[2, 1, 4]`.
 #
-# The grid is `(H, B)` with 32 threads per block, and D is 32, 64, 96 or 128: a lane has the elements lane, lane + 32 and
-# so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
+# The grid is `(H, B)` with 32 threads per block, and D is 32, 64, 96 or 128: a lane holds elements lane, lane + 32 and so
+# on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
 
 
 # %%
@@ -109,10 +110,9 @@ yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 # %% [markdown]
 # ## 3 · Parts of a softmax, joined
 #
-# Attention was computed in parts, and row r has `counts[r]` of them. For each there is a record in `parts`
-# (R, P, D + 2) float32: first the D elements of `acc`, the sum of the weighted values, then `row_max`, the part's largest
-# score $m$, then `row_sum`, the sum of its weights $e^{s - m}$. The weights in `acc` are the same. Records behind the
-# last part hold NaN.
+# Attention was computed in parts, and row r has `counts[r]` of them. Each has a record in `parts` (R, P, D + 2) float32:
+# first the D elements of `acc`, the sum of the weighted values, then `row_max`, the part's largest score $m$, then
+# `row_sum`, the sum of its weights $e^{s - m}$. The weights in `acc` are the same. Records after the last part hold NaN.
 #
 # Join the parts of each row, and write `acc` / `row_sum` of all its keys to `out` (R, D); zeros for a row without parts.
 #
@@ -120,7 +120,7 @@ yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 # If the second had a `row_max` of $\ln 2$ instead, the first would be halved, and the result would be
 # (2 + 6) / (0.5 + 2).
 #
-# The grid has a block of 32 threads for each row, and D may be any size.
+# The grid has one block of 32 threads per row, and D may be any size.
 
 
 # %%
@@ -149,8 +149,8 @@ check("join_attention", join_attention)
 # ## 4 · From a blank page: attention split over blocks
 #
 # The arguments are those of exercise 2, with heads of 32 elements, and an int `share`. A block now attends to `share`
-# pages of one sequence: block p to the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens.
-# And it has all H // K query heads, at most 4, that read the same head of keys and values.
+# pages of one sequence: block p to entries p × share to (p + 1) × share - 1 of its row of the table, as far as there are
+# tokens. And it computes all H // K query heads, at most 4, that read the same head of keys and values.
 #
 # For each of its query heads it writes a record to `out` (B, H, P, 34): 32 elements of `acc`, then `row_max`, then
 # `row_sum`, as in exercise 3. A block whose pages hold no token writes nothing.
@@ -203,7 +203,7 @@ def attend_split(q, keys, values, page_table, lengths, scale, share, out):
 check("attend_split", attend_split)
 
 # %% [markdown]
-# Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 2 are compared
+# Together your two kernels compute attention with split sequences. Here they and the kernel of exercise 2 are compared
 # with NumPy, for three sequences, one of them empty.
 
 # %%

@@ -12,22 +12,22 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · A step under a token budget
 #
-# Plan a step of at most `budget` tokens. `running` has, for each running sequence, how many of its tokens are not
-# computed yet: 1 if it decodes, more in the middle of a prompt. `waiting` has the lengths of the waiting prompts. In both
-# arrays the oldest comes first, and either may be empty.
+# Plan a step of at most `budget` tokens. `running` says, for each running sequence, how many of its tokens are not
+# computed yet: 1 if it is decoding, more in the middle of a prompt. `waiting` has the lengths of the waiting prompts. In
+# both arrays the oldest comes first, and either may be empty.
 #
-# - Running sequences come first, in their order. Each gets its tokens, as far as the budget allows.
-# - Then waiting prompts are admitted, in their order, as long as tokens are left. An admitted prompt gets its tokens, as
-#   far as the budget allows, one of `seats` free seats, and pages of 16 tokens for its *whole* prompt.
-# - For that, the `free` pages must be enough for its pages and for one more for each sequence that runs by then, those
-#   admitted in this step included. Once a prompt cannot be admitted, those behind it are not admitted either.
+# - Running sequences come first, in order. Each gets its tokens, as far as the budget allows.
+# - Then waiting prompts are admitted, in order, as long as the budget has tokens left. An admitted prompt gets its
+#   tokens, as far as the budget allows, one of `seats` free seats, and pages of 16 tokens for its *whole* prompt.
+# - To be admitted, a prompt needs enough `free` pages for itself and for one more per sequence that is already running,
+#   including those admitted in this step. Once a prompt cannot be admitted, those behind it are not admitted either.
 #
-# Return an array with the tokens of each in this step, for all of `running`, then for all of `waiting`; 0 for those that
-# are not in it.
+# Return an array with the number of tokens that each gets in this step, for all of `running`, then for all of `waiting`;
+# 0 for those that get none.
 #
 # An example: `running` [1, 1], `waiting` [6, 20, 4], budget 10, 8 seats and 9 free pages give `[1, 1, 6, 2, 0]`. The
-# first prompt needs 1 page and 2 for those that run. The second needs 2 and 3, and 8 are left; it gets the last 2
-# tokens.
+# first prompt needs 1 page, and 2 more for the running sequences. The second needs 2 and 3 more, and 8 are free; it gets
+# the last 2 tokens of the budget.
 
 
 # %%
@@ -69,12 +69,11 @@ check("plan_step", plan_step)
 # | 1 | 1 | the rest of its prompt, 4 | 8, 5 | 2 + 2 |
 #
 # The step that computes the last token of a prompt samples the first one of the output. Each sampled token is computed in
-# a later step, except the last one, which is never computed. If no page is free, the younger sequence gives back its own
-# and waits until there are pages for all of its tokens.
+# a later step, except the last one, which is never computed. If no page is free when one is needed, the younger sequence
+# gives back its pages and waits until there are pages for all of its tokens.
 #
-# How many pages are held in step 2? Which is the step in which b is preempted, and which runs without it? How many
-# tokens are computed a second time? How many steps are there in all, and how many with a memory of 100 pages? Steps
-# count from 0.
+# How many pages are held in step 2? In which step is b preempted and left out? How many tokens are computed a second
+# time? How many steps are there in all, and how many with 100 pages? Steps count from 0.
 
 # %%
 held = None  # pages, in step 2
@@ -96,17 +95,17 @@ check("predict_preemption", held=held, gone=gone, again=again, steps=steps, step
 # %% [markdown]
 # ## 3 · From a blank page: what the prefix cache finds
 #
-# Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens, and what comes
-# behind them in the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its
-# *full* pages stay in the cache for the prompts after it.
+# Prompts arrive one after another: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens, and the rest of
+# the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its *full* pages
+# stay in the cache for later prompts.
 #
-# A prompt finds its pages from the first one on, up to the first that is not in the cache. A page counts as found only if
-# *all* tokens up to its end are the same, not only its own. And a page that ends with the prompt's last token is never
-# found: that token has to be computed, since the next one is sampled from its logits.
+# A prompt finds its pages in order, up to the first that is not in the cache. A page counts as found only if *all* tokens
+# up to its end are the same, not only its own. And a page that ends with the prompt's last token is never found: that
+# token has to be computed, since the next one is sampled from its logits.
 #
-# An example with pages of 2 and the prompts [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 9] and [9, 9, 3, 4, 5]: found are
-# `[0, 2, 2, 0]` tokens. The second prompt may not find its last page, and the fourth not its second, which begins
-# differently.
+# An example with pages of 2 and the prompts [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 9] and [9, 9, 3, 4, 5]: the result is
+# `[0, 2, 2, 0]`. The second prompt may not find its last page, and the fourth must not find its second, since the tokens
+# before it are different.
 #
 # Write `found_tokens(prompts, lengths, page)`. It returns an array with the number of tokens found for each prompt.
 

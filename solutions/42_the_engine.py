@@ -2,7 +2,7 @@
 # # 42 · The engine: exercises
 #
 # Four exercises: a prediction of what is sampled, the threshold of top-p without a sort, sampling with whole numbers,
-# and from a blank page a random generator without a state. `hint("predict_sampling")` gives a hint, and a second call a
+# and from a blank page a stateless random generator. `hint("predict_sampling")` gives a hint, and a second call a
 # better one.
 
 # %%
@@ -15,15 +15,16 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: seven tokens
 #
 # The weights of seven tokens, in the order of the vocabulary, are 10, 20, 1, 40, 3, 25 and 1. They are the exponentials
-# of the logits at temperature 1, scaled so that their sum is 100. Tokens count from 0.
+# of the logits at temperature 1, scaled so that their sum is 100. Tokens are numbered from 0.
 #
-# - `top_p` = 0.8 keeps the tokens that weigh at least as much as a threshold. What is the largest threshold with which
-#   they still reach 80? For 0.4 it would be 40: token 3 alone. How many passes over the row does the search make, bit
-#   by bit, if it begins with the highest bit of the largest weight?
+# - `top_p` = 0.8 keeps the tokens whose weight is at least a threshold. What is the largest threshold with which they
+#   still reach 80? For 0.4 it would be 40: token 3 alone. How many passes over the row does a bit-by-bit search make if
+#   it starts with the highest bit of the largest weight?
 # - The kept weights are then laid end to end, in the order of the vocabulary, and a random number below their sum is
-#   drawn. Which token belongs to the number 5, and which to 60?
+#   drawn. Which token does the number 5 select, and which does 60?
 # - How many tokens does `top_p` = 0.8 keep at temperature 0.5, by which each logit is divided? And how many do `min_p` =
-#   0.3 and `top_p` = 0.75 keep together, at temperature 1? `min_p` comes first, and `top_p` is a part of what it leaves.
+#   0.3 and `top_p` = 0.75 keep together, at temperature 1? `min_p` comes first, and `top_p` is a fraction of the weights
+#   that it leaves.
 
 # %%
 threshold = None
@@ -49,16 +50,16 @@ check("predict_sampling", threshold=threshold, passes=passes, token_5=token_5, t
 # %% [markdown]
 # ## 2 · Top-p without a sort
 #
-# `weights` (R, V) int32 are the weights of the tokens of each row, from 0 to 2³¹ − 1. `need` (R,) int64 is the mass
-# that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their weight is at
-# least a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to `thresholds`
-# (R,) int32. The sum of a row may be far above 2³¹.
+# `weights` (R, V) int32 holds the weights of the tokens of each row, from 0 to 2³¹ − 1. `need` (R,) int64 is the mass
+# that the kept tokens must reach, at least 1 and at most the sum of the row. Tokens are kept if their weight is at least
+# a threshold. Find the largest threshold whose kept tokens together reach `need`, and write it to `thresholds` (R,)
+# int32. The sum of a row may be far above 2³¹.
 #
 # An example: of the weights 5, 9, 2 and 9, with a need of 20, the threshold is 5. With 6 or more only the nines are kept,
-# and 18 is too little; with 5 it is 23.
+# and 18 is too little; with 5 the sum is 23.
 #
-# The grid has a block of one warp for each row. Search bit by bit, from the highest on: a bit stays in the threshold if
-# the tokens that weigh at least as much still reach `need`. Each bit needs one pass over the row, in which a lane adds up
+# The grid has one block of one warp per row. Search bit by bit, from the highest down: a bit stays in the threshold if
+# the tokens with at least that weight still reach `need`. Each bit needs one pass over the row, in which a lane adds up
 # every 32nd weight, and shuffles that give every lane the sum.
 
 
@@ -90,16 +91,16 @@ check("top_p_threshold", top_p_threshold)
 # %% [markdown]
 # ## 3 · Sampling with whole numbers
 #
-# `weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0. `at` (R,)
-# int64 is a random number for each row, at least 0 and below the sum of its weights. Laid end to end, the weights of a
-# row are intervals, and the token is the one whose interval contains `at[row]`. Write it to `tokens` (R,) int32. The
-# sum of a row may be far above 2³¹.
+# `weights` (R, V) int32 holds the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0. `at` (R,)
+# int64 holds one random number per row, at least 0 and below the sum of its weights. Laid end to end, the weights of a
+# row are intervals, and the sampled token is the one whose interval contains `at[row]`. Write it to `tokens` (R,) int32.
+# The sum of a row may be far above 2³¹.
 #
-# An example: with weights 3, 0 and 2, the numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2.
+# An example: with weights 3, 0 and 2, the numbers 0, 1 and 2 select token 0, and 3 and 4 select token 2.
 #
-# The grid has a block of one warp for each row. The warp goes through the row in chunks of 32 tokens. In each chunk a
-# lane needs the sum of all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of
-# the lane `distance` before it.
+# The grid has one block of one warp per row. The warp goes through the row in chunks of 32 tokens. In each chunk a lane
+# needs the sum over all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of the
+# lane `distance` below it.
 
 
 # %%
@@ -129,11 +130,11 @@ check("draw_tokens", draw_tokens)
 # ## 4 · From a blank page: Philox
 #
 # Philox4x32-10 makes four random words of 32 bits from a counter of four words (a, b, c, d) and a key of two. Each of ten
-# rounds begins with two products of 64 bits:
+# rounds begins with two 64-bit products:
 #
 # `first = 0xD2511F53 * a` and `second = 0xCD9E8D57 * c`
 #
-# The new a, b, c and d are, in this order:
+# The new a, b, c and d are, in order:
 #
 # 1. the upper half of `second` ^ b ^ the first word of the key
 # 2. the lower half of `second`
@@ -144,9 +145,9 @@ check("draw_tokens", draw_tokens)
 # to its second, both modulo 2³². The four words after the tenth round are the result. With counter and key 0 it is
 # 0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8.
 #
-# `counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32, and a thread computes one row; blocks have 64 threads.
-# Keep everything in variables. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower
-# one.
+# `counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32, and each thread computes one row; blocks have 64 threads.
+# Keep everything in variables. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` is the
+# lower half.
 #
 # Write `philox_words(counters, keys, out)` from the decorator down.
 
@@ -179,5 +180,5 @@ def philox_words(counters, keys, out):
 check("philox_words", philox_words)
 
 # %% [markdown]
-# With it, sampling a token needs no state from the samples before: the counter is the position, and the key the seed.
+# With Philox, sampling a token needs no state from earlier samples: the counter is the position, and the key is the seed.
 # `labkit.kernels.philox` has the function that the engine's kernels call; compare yours with it.

@@ -12,14 +12,14 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · Predict: pages and steps
 #
-# A cache has room for 64,000 tokens. A sequence may have up to 2,000 tokens, and at any moment it has 500 on average.
-# Reading the weights takes 1,024 us of each step, and each sequence in it another 8 us.
+# A cache has room for 64,000 tokens. A sequence may have up to 2,000 tokens, and at any moment it has 500 on average. In
+# each step, reading the weights takes 1,024 us, and each sequence adds 8 us.
 #
-# How many sequences run at a time if each reserves its 2,000 tokens, and how many if it holds no more than it has?
-# Suppose that all pages are full. How many tokens per second does the engine write with either?
+# How many sequences run at a time if each reserves its 2,000 tokens, and how many if each holds only the tokens that it
+# has? Suppose that all pages are full. How many tokens per second does the engine write in either case?
 #
-# Then compare two runs that write the same tokens. A static one makes 4,000 steps with 16 sequences on average, a
-# continuous one 2,000 steps with 32. How many milliseconds does each take?
+# Then compare two runs that write the same tokens. The static run has 4,000 steps with 16 sequences on average, the
+# continuous run 2,000 steps with 32. How many milliseconds does each take?
 
 # %%
 reserved = None  # sequences at a time
@@ -45,14 +45,14 @@ check("predict_engine", reserved=reserved, paged=paged, rate_reserved=rate_reser
 # %% [markdown]
 # ## 2 · Empty seats
 #
-# An engine has `seats` seats and noted each stay in one of them: stay i begins with step `begins[i]`, and
-# its seat is free again from step `ends[i]` on. Both are arrays (n,) of whole numbers, n at least 1. The run
-# begins with step 0 and ends with the last stay.
+# An engine with `seats` seats has recorded each stay in one of them: stay i begins with step `begins[i]`, and its seat is
+# free again from step `ends[i]` on. Both are arrays (n,) of integers, and n is at least 1. The run begins with step 0 and
+# ends when the last stay does.
 #
-# Return an array of two numbers: how many (seat, step) pairs are taken, and how many are empty.
+# Return an array of two counts: how many (seat, step) pairs are taken, and how many are empty.
 #
-# An example with two seats: stays from 0 to 5, from 0 to 2 and from 2 to 6. The run has 6 steps, so there are 12 pairs.
-# 5 + 2 + 4 = 11 of them are taken, and 1 is empty: `[11, 1]`.
+# An example with two seats: the stays are from 0 to 5, from 0 to 2 and from 2 to 6. The run has 6 steps, so there are 12
+# pairs. 5 + 2 + 4 = 11 of them are taken, and 1 is empty: `[11, 1]`.
 
 
 # %%
@@ -69,17 +69,17 @@ check("empty_seats", empty_seats)
 # %% [markdown]
 # ## 3 · From a blank page: static or continuous
 #
-# Request i will write `outputs[i]` tokens, one in each step; `outputs` is an array (n,) of positive whole numbers. There
-# are `seats` seats, and requests are served in their order. Count the steps until all have ended, in two ways.
+# Request i will write `outputs[i]` tokens, one per step; `outputs` is an array (n,) of positive integers. There are
+# `seats` seats, and requests are served in order. Count the steps until all have ended, in two ways.
 #
 # - *Static*: the first `seats` requests form a batch. When the last of them has ended, the next `seats` begin.
-# - *Continuous*: as soon as a seat is free, the next request begins there, in the step after the last token of the
-#   request before it.
+# - *Continuous*: as soon as a seat is free, the next request begins there, in the step after the previous request's last
+#   token.
 #
-# An example with two seats and outputs of 5, 2 and 4 tokens. Static: the first two take 5 steps, the third one 4 more,
-# 9 in all. Continuous: the third one begins in the third step, in the seat of the second, and all is done after 6.
+# An example with two seats and outputs of 5, 2 and 4 tokens. Static: the first two need 5 steps, and the third 4 more, 9
+# in all. Continuous: the third begins in the third step, in the seat of the second, and everything is done after 6 steps.
 #
-# Write `count_steps(outputs, seats)`. It returns an array of the two numbers: for the example, `[9, 6]`.
+# Write `count_steps(outputs, seats)`. It returns an array of the two counts, static first: for the example, `[9, 6]`.
 
 # %%
 count_steps = None  # write the function

@@ -13,15 +13,15 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · Predict: queues
 #
-# A server gets 40 requests a second. A request stays for 1,500 ms on average, from its arrival to its last token; for
-# 300 ms of them it waits in the queue, and then it runs. A step lasts 2 ms, and every running request gets a token in
-# each step. How many requests are inside on average, how many of them are queued, and how many tokens does the server
-# write in a second?
+# A server gets 40 requests per second. A request stays for 1,500 ms on average, from its arrival to its last token: first
+# it waits in the queue for 300 ms, and then it runs. A step takes 2 ms, and every running request gets one token in each
+# step. How many requests are inside on average, how many of them are queued, and how many tokens per second does the
+# server write?
 #
-# Another server handles one request at a time, in 10 ms on average. Both the times between arrivals and the service
-# times are exponentially distributed. At 50 arrivals a second, for example, the load is 0.5 and a request stays for 20
-# ms. How many milliseconds does it stay on average, waiting and service together, with 75 arrivals a second? With 95?
-# And with 75 again, if the server becomes 20% faster and needs 8 ms?
+# Another server handles one request at a time, in 10 ms on average. Both the times between arrivals and the service times
+# are exponentially distributed. At 50 arrivals per second, for example, the load is 0.5 and a request stays for 20 ms.
+# How many milliseconds does it stay on average, waiting and service together, at 75 arrivals per second? At 95? And at 75
+# again, if the server needs 20% less time, 8 ms?
 
 # %%
 inside = None  # requests
@@ -47,21 +47,22 @@ check("predict_waiting", inside=inside, queued=queued, tokens_per_second=tokens_
 # %% [markdown]
 # ## 2 · A limit on the time between tokens
 #
-# What makes a step long, and a reader wait, is the prompts in it. So compute before each step how many tokens of prompts
-# fit into a *time*. A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds.
+# The prompts in a step make it long, and readers wait. So before each step, compute how many prompt tokens fit into a
+# *time* limit. A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds.
 #
-# - *Rows* are the tokens that are computed: one for each running sequence, and those of the chunks of prompts.
+# - *Rows* are the tokens that are computed: one per running sequence, and those of the prompts' chunks.
 # - *Read* are the tokens whose keys and values are read: all tokens of each running sequence, `contexts`, and for a chunk
-#   all that was computed of its prompt before, and the chunk itself. A prompt without a token in the step costs nothing.
+#   all tokens of its prompt that were computed before, and the chunk itself. A prompt without a token in the step costs
+#   nothing.
 #
 # `done` and `left` say for each prompt how many of its tokens are computed and how many are not. Prompts are served in
-# their order, and each gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one
-# that does not get all of its tokens, the others get none. Running sequences are never left out, even if the step takes
-# too long with them alone. Return an array with the size of each chunk; all values are whole numbers.
+# order, and each gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Once a prompt
+# does not get all of its tokens, those behind it get none. Running sequences are never left out, even if the step takes
+# too long with them alone. Return an array with the size of each chunk; all values are integers.
 #
 # An example: `contexts` [100, 200], `done` [0, 50], `left` [40, 500], `step` 1,000, `row` 10, `cached` 1 and a `limit` of
-# 1,800. The first prompt gets all of its 40 tokens. Then there are 42 rows and 340 tokens read, the second prompt would
-# read 50 more, and of its own it gets 90: max(1000, 132 · 10) + 480 = 1,800. Result: `[40, 90]`.
+# 1,800. The first prompt gets all of its 40 tokens. Then there are 42 rows, and 340 tokens are read. The second prompt
+# reads the 50 that are done, and gets 90 of its own: max(1000, 132 · 10) + 480 = 1,800. The result is `[40, 90]`.
 
 
 # %%
@@ -85,20 +86,20 @@ def prompt_chunks(contexts, done, left, limit, step, row, cached):
 check("prompt_chunks", prompt_chunks)
 
 # %% [markdown]
-# No step is longer than the limit, as long as decoding alone is not. So neither is the time between two tokens of a
-# running sequence, not only for 99 of 100.
+# No step takes longer than the limit, unless decoding alone does. So the limit holds for the time between two tokens of
+# every running sequence, not only for 99 of 100.
 #
 # ## 3 · Find the bug: text that is taken back
 #
-# A text comes as `tokens`, a tuple of strings, and ends where one of the strings `stops` is complete. There may be no
-# such string. After each token, how many characters of the text so far may a client have? Nothing of a stop string may
-# be shown, not even its first character, and nothing that can still become a part of one. Everything else must be
-# shown. If several stop strings occur, the one that is complete first ends the text; if two are complete with the same
-# character, the longer one does. From there on the number stays the same: the characters before the stop string.
+# A text comes as `tokens`, a tuple of strings, and ends where one of the strings in `stops` is complete. `stops` may be
+# empty. After each token, how many characters of the text so far may a client see? Nothing of a stop string may be shown,
+# not even its first character, and nothing that can still become part of one. Everything else must be shown. If several
+# stop strings occur, the one that is complete first ends the text; if two are complete with the same character, the
+# longer one does. From there on the count stays the same: the characters before the stop string.
 #
-# With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the numbers are 2, 3 and 3. This function returns
-# just that. And yet a user complains: in the chat the word `ST` appeared and vanished again. Find out which tokens
-# cause that, and mend it.
+# With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the counts are 2, 3 and 3. This function returns
+# exactly that. And yet a user complains: in the chat `ST` appeared and vanished again. Find out which tokens cause that,
+# and fix the function.
 
 
 # %%
@@ -159,28 +160,28 @@ def shown_after(tokens, stops):
 check("shown_after", shown_after)
 
 # %% [markdown]
-# The engine's detokenizer holds back as many characters as the longest stop string has, less one, whatever they are.
-# That is simpler, and a client has each character a little later.
+# The engine's detokenizer always holds back as many characters as the longest stop string has, less one, whatever they
+# are. That is simpler, and a client sees each character a little later.
 #
 # ## 4 · From a blank page: who is next?
 #
-# Write a policy. Each time that the scheduler can admit a request, it calls `choose_next(prompts, waited)`: two NumPy
-# arrays with an element for each waiting request, in the order of their arrival, with the tokens of its prompt and the
-# milliseconds that it has waited so far. Return the place of the request that is admitted next, from 0 on. At least one
-# request waits.
+# Write a policy. Whenever the scheduler can admit a request, it calls `choose_next(prompts, waited)` with two NumPy
+# arrays. They have one element per waiting request, in the order of arrival: the number of tokens in its prompt, and the
+# milliseconds that it has waited so far. Return the index of the request to admit next, from 0 on. At least one request
+# is waiting.
 #
-# An example: with `prompts` [900, 30, 60] and `waited` [80, 20, 5], first come, first served returns 0, and the shortest
-# prompt first returns 1.
+# An example: with `prompts` [900, 30, 60] and `waited` [80, 20, 5], first come, first served (FIFO) returns 0, and
+# shortest prompt first returns 1.
 #
-# The policy runs in a simulator, on traces of 150 requests and more: most prompts have 20 to 200 tokens, one in seven has
-# 2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of prompts need 4 ms,
-# and FIFO keeps requests waiting for 50 to 150 ms. On such traces
+# The policy runs in a simulator, on traces of 150 requests or more: most prompts have 20 to 200 tokens, one in seven has
+# 2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand prompt tokens need 4 ms, and
+# FIFO keeps requests waiting for 50 to 150 ms. On such traces
 #
 # - the *mean* time to the first token must be at most 85% of FIFO's, and
-# - *no* request may wait for its first token longer than 1.5 times the longest wait with FIFO.
+# - *no* request may wait for its first token more than 1.5 times as long as the longest wait with FIFO.
 #
-# Where all prompts are equally long, or next to no request waits, no policy can be better than FIFO. There the mean must
-# not be worse.
+# If all prompts are equally long, or hardly any request waits, no policy can be better than FIFO. Then the mean must not
+# be worse.
 
 # %%
 choose_next = None  # write the function
@@ -197,4 +198,4 @@ def choose_next(prompts, waited):
 check("choose_next", choose_next)
 
 # %% [markdown]
-# Your policy in the lesson's simulator: pass `partial(ChoosingScheduler, choose=choose_next)` as the scheduler.
+# To see your policy in the lesson's simulator, pass `partial(ChoosingScheduler, choose=choose_next)` as the scheduler.

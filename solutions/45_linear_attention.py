@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 45 · Linear attention: exercises
 #
-# Three exercises: a prediction about states and caches, a token added to the states of all heads, and from a blank page
-# a kernel that reads from them. `hint("predict_state")` gives a hint, and a second call a better one.
+# Three exercises: a prediction about states and caches, a token added to the states of all heads, and from a blank page a
+# kernel that reads from the states. `hint("predict_state")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -15,13 +15,13 @@ from labkit import check, cuda, hint
 # ## 1 · Predict: a state and a cache
 #
 # A head has 64 elements. How many elements does linear attention keep for it, S and z together, and how many does a cache
-# of keys and values have after 1,000 tokens? What is the smallest number of tokens with which the cache is the larger of
+# of keys and values hold after 1,000 tokens? What is the smallest number of tokens with which the cache is the larger of
 # the two?
 #
-# A causal softmax attention weighs n(n + 1) / 2 pairs, with 2 × 64 flops for each score and as many for each weighted
-# value. For 2 tokens that is 3 pairs and 768 flops. For each token, linear attention with a running state spends
-# 2 × 64² flops on adding to S and as many on reading from it. At how many tokens do both need the same number of flops?
-# Leave out the exponentials, z and the divisions.
+# Causal softmax attention computes n(n + 1) / 2 pairs, with 2 × 64 flops per score and as many per weighted value. For 2
+# tokens that is 3 pairs and 768 flops. Per token, linear attention with a running state spends 2 × 64² flops on adding to
+# S and as many on reading from it. At how many tokens do both need the same number of flops? Leave out the exponentials,
+# z and the divisions.
 
 # %%
 state_numbers = None
@@ -43,13 +43,13 @@ check("predict_state", state_numbers=state_numbers, cache_numbers=cache_numbers,
 # %% [markdown]
 # ## 2 · A token more
 #
-# `state` (H, D + 1, D) holds for each of H heads the matrix S in its first D rows, and z in its last one. `k` and `v`
-# (H, D) are the key and the value of a new token. Write the new states to `out`, which has the shape of `state`:
+# `state` (H, D + 1, D) holds, for each of H heads, the matrix S in its first D rows and z in the last one. `k` and `v`
+# (H, D) are the keys and values of a new token. Write the new states to `out`, which has the shape of `state`:
 #
 # $$S_{r,c} + \varphi(k_r)\, v_c \qquad z_c + \varphi(k_c)$$
 #
-# φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. An example with D = 1: a key of 1 has φ = 2, so with a value
-# of 3 S grows by 6, and z by 2.
+# φ(x) is x + 1 where x is above 0, and exp(x) elsewhere. An example with D = 1: a key of 1 has φ = 2, so with a value of
+# 3, S grows by 6 and z by 2.
 #
 # Blocks are 32 × 8 × 1, with the grid's x along the columns, y along the rows and z along the heads. All arrays are
 # float32.
@@ -80,8 +80,8 @@ check("add_token", add_token)
 # %% [markdown]
 # ## 3 · From a blank page: read from the state
 #
-# Write `read_state(q, state, out)`, a kernel. `q` (H, D) holds a query of each head, `state` is as above, and `out`
-# (H, D) becomes what linear attention gives:
+# Write the kernel `read_state(q, state, out)`. `q` (H, D) holds one query per head, `state` is as above, and `out` (H, D)
+# should hold the output of linear attention:
 #
 # $$\text{out}_c = \frac{\sum_r \varphi(q_r)\, S_{r,c}}{\sum_r \varphi(q_r)\, z_r}$$
 #

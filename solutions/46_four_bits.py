@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 46 · Four bits: exercises
 #
-# Four exercises. Take the codes out of AWQ's words, find the scale of each group with a warp, multiply by codes without
+# Four exercises: unpack the codes of AWQ's words, find the scale of each group with a warp, multiply by codes without
 # unpacking them first, and predict what four bits lose. `hint("unpack_awq")` gives a hint, and a second call a better
 # one.
 
@@ -14,10 +14,10 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: what four bits keep
 #
-# On paper: a group of weights has 3.75 as its largest absolute value, at +3.75. Its scale is that divided by 7.5, and a
-# weight w becomes the code round(w / scale) + 8, ties to even, and at least 0 and at most 15. Which code does 1.3 get?
-# How far off is the weight that the code stands for? And how far off is 3.75 itself? A layer of 4,096 x 4,096 in groups
-# of 128 has a scale of 16 bits for each group: how many bytes does it take, and how many bits is that for each weight?
+# On paper: the weight with the largest absolute value in a group is +3.75. The scale is 3.75 divided by 7.5, and a weight
+# w gets the code round(w / scale) + 8, with ties to even, clamped to 0 to 15. Which code does 1.3 get? How far off is the
+# weight that this code represents? And how far off is 3.75 itself? A layer of 4,096 x 4,096 weights in groups of 128 has
+# a 16-bit scale per group: how many bytes does it need, and how many bits is that per weight?
 
 # %%
 code = None  # of 1.3
@@ -39,9 +39,9 @@ check("predict_lost", code=code, off=off, largest_off=largest_off, layer_bytes=l
 # %% [markdown]
 # ## 2 · Eight codes of a word
 #
-# A word of `words` (R, W), uint32, holds eight codes of 4 bits, as AWQ packs them: from the lowest bits up, those of
-# columns 0, 2, 4, 6, 1, 3, 5 and 7 of its eight. `out` (R, 8 W), float32, should have every code as a number from 0 to
-# 15, the columns in their order. The launch has a thread for each word, in blocks of `(32, 4)`: threads along x are
+# Each word of `words` (R, W), uint32, holds eight 4-bit codes, as AWQ packs them: from the lowest bits up, those of
+# columns 0, 2, 4, 6, 1, 3, 5 and 7 of its eight. `out` (R, 8 W), float32, should hold every code as a number from 0 to
+# 15, with the columns in order. The launch has at least one thread per word, in blocks of `(32, 4)`: threads along x are
 # neighbours in a row.
 
 
@@ -64,10 +64,10 @@ check("unpack_awq", unpack_awq)
 # %% [markdown]
 # ## 3 · A scale for each group
 #
-# 64 neighbours in a row of `weights` (R, 64 G), float32, are a group. `scales[row, group]` (R, G), float32, should be
-# the largest absolute value of the group divided by 7.5: with it the group's weights become codes from -8 to 7. Where
-# all weights of a group are 0, the scale should be 1, so that nothing is divided by 0. The launch has a warp for each
-# group: the grid is `(G, R)`, and blocks have 32 threads.
+# Every 64 consecutive weights of a row of `weights` (R, 64 G), float32, from the first on, are a group.
+# `scales[row, group]` (R, G), float32, should be the largest absolute value of the group divided by 7.5: with it the
+# group's weights become codes from -8 to 7. If all weights of a group are 0, the scale should be 1, so that nothing is
+# divided by 0. The launch has one warp per group: the grid is `(G, R)`, and blocks have 32 threads.
 
 
 # %%
@@ -90,12 +90,11 @@ check("group_scales", group_scales)
 # %% [markdown]
 # ## 4 · A product that reads codes
 #
-# `out[r]` (R,) float32 should be the dot product of row r of quantised weights with `x` (8 W,), float32. The weights
-# are in `words` (R, W), uint32: word w of a row holds the codes of columns 8 w to 8 w + 7, the first one in the lowest
-# 4 bits. A code c means the weight (c - 8) * `scales[r, group]`, where `scales` (R, W / 8) has a float32 for every 64
-# columns, which are eight words. W is a multiple of 8. A warp computes a row: blocks have `(32, 4)` threads, and row
-# `4 * blockIdx.x + threadIdx.y` belongs to the warp. Weights must not be written anywhere: they are unpacked in
-# registers.
+# `out[r]` (R,) float32 should be the dot product of row r of quantised weights with `x` (8 W,), float32. The weights are
+# in `words` (R, W), uint32: word w of a row holds the codes of columns 8 w to 8 w + 7, the first one in the lowest 4
+# bits. A code c means the weight (c - 8) * `scales[r, group]`, where `scales` (R, W / 8) has one float32 for every 64
+# columns, which are eight words. W is a multiple of 8. A warp computes a row: blocks have `(32, 4)` threads, and each
+# warp has row `4 * blockIdx.x + threadIdx.y`. Unpack the weights in registers: they must not be written to memory.
 
 # %%
 dot_codes = None  # write the kernel here: def dot_codes(words, scales, x, out)

@@ -2,10 +2,10 @@
 # # 47 · One kernel for a token: exercises
 #
 # Four exercises. Predict what a ring covers and which launches hang, compute a softmax with two joins in one launch, let
-# blocks wait for their neighbours only, and write the copying warp of a ring. `hint("predict_joins")` gives a hint, and a
+# blocks wait only for their neighbours, and write the copying warp of a ring. `hint("predict_joins")` gives a hint, and a
 # second call a better one.
 #
-# They run without a GPU: on the CPU device blocks that wait for one another take turns, and a wait that no block can end
+# They run without a GPU: on the CPU device, blocks that wait for one another take turns, and a wait that no block can end
 # is an error.
 
 # %%
@@ -18,17 +18,18 @@ from labkit import check, cuda, hint, ptx
 # %% [markdown]
 # ## 1 · Predict: what a ring covers, and which launches hang
 #
-# On paper: a GPU has 100 SMs, and its memory delivers 3,000 bytes in a nanosecond, shared evenly among them. A persistent
-# kernel has one block for each SM, and a ring of 45,000 bytes in each block. At a join a block waits for 2 microseconds.
-# How many bytes must a ring hold to keep the memory busy for the whole wait? How many stages of 16,384 bytes are that, at
-# least? For how many nanoseconds of the join is the memory idle with the ring of 45,000 bytes? And in a model of 20
-# layers with 5 joins each, for how many microseconds in all?
+# On paper: a GPU has 100 SMs, and its memory delivers 3,000 bytes per nanosecond, shared evenly among them. A persistent
+# kernel has one block per SM, and a ring of 45,000 bytes in each block. At a join a block waits for 2 microseconds. How
+# many bytes must a ring hold to keep the memory busy for the whole wait? How many stages of 16,384 bytes does that take,
+# at least? With the ring of 45,000 bytes, for how many nanoseconds of a join is the memory idle? And for how many
+# microseconds in all, in a model of 20 layers with 5 joins each?
 #
-# A block of another kernel takes 90,000 bytes of shared memory, and an SM of this GPU has 230,000. All of its blocks wait
-# for one another at a join. It is launched with 100, 150, 200, 201 and 300 blocks: how many of these five launches hang?
+# Each block of another kernel uses 90,000 bytes of shared memory, and an SM of this GPU has 230,000. All blocks wait for
+# one another at a join. The kernel is launched with 100, 150, 200, 201 and 300 blocks: how many of these five launches
+# hang?
 
 # %%
-ring_bytes = None  # that keep the memory busy for 2 microseconds
+ring_bytes = None  # needed to keep the memory busy for 2 microseconds
 stages = None  # of 16,384 bytes
 idle_ns = None  # at each join, with a ring of 45,000 bytes
 idle_us = None  # at all joins of the model
@@ -51,9 +52,9 @@ check("predict_joins", ring_bytes=ring_bytes, stages=stages, idle_ns=idle_ns, id
 #
 # $$\text{out}_i = \frac{e^{x_i - m}}{\sum_k e^{x_k - m}}, \qquad m = \max_k x_k$$
 #
-# Every block takes its share of the elements, and all blocks need the maximum and the sum of the whole vector. So there
-# are three phases, with a join after the first and one after the second. `largest` and `sums` (3,), float32, have an
-# element for each block. `counters` (1,), uint32, is 0 when the kernel starts. Do not set it back to 0 between the joins:
+# Each block processes its share of the elements, and all blocks need the maximum and the sum of the whole vector. So
+# there are three phases, with a join after the first and another after the second. `largest` and `sums` (3,), float32,
+# have one element per block. `counters` (1,), uint32, is 0 when the kernel starts. Do not reset it between the joins:
 # wait for a larger value at the second one. The parameters are `x`, `largest`, `sums`, `counters` and `out`.
 
 # %%
@@ -67,6 +68,7 @@ def join(counters, target):
         cuda.atomic.add(counters, 0, 1)
         while cuda.atomic.add(counters, 0, 0) < target:
             pass
+        cuda.threadfence()
     cuda.syncthreads()
 
 
@@ -110,16 +112,16 @@ check("softmax_joined", softmax_joined)
 # %% [markdown]
 # ## 3 · Wait for the neighbours only
 #
-# Not every phase needs all results of the phase before. `values` (R + 1, n), float32, begins with a row of numbers, and
-# each of the following R rows should be the mean of three neighbours in the row before it:
+# Not every phase needs all results of the previous one. Row 0 of `values` (R + 1, n), float32, is given, and each element
+# of the following R rows should be the mean of three neighbours in the row before it:
 #
 # $$\text{values}_{r+1,i} = \frac{\text{values}_{r,i-1} + \text{values}_{r,i} + \text{values}_{r,i+1}}{3}$$
 #
-# At the edges, an element that is missing counts as 0. The launch has n / 32 blocks of 32 threads, at most eight, and a
-# thread has element `cuda.grid(1)` in all rows. So a block needs only what its left and its right neighbour have written.
-# `rounds_of` (8,), uint32, has a counter for each block, which is 0 when the kernel starts: how many rows the block has
-# written. After each row but the last a block should add 1 to its own counter, and wait for those of its neighbours
-# alone. Block 0 has none on the left, and the last block none on the right.
+# Beyond the edges, elements count as 0. The launch has n / 32 blocks of 32 threads, at most eight, and a thread computes
+# element `cuda.grid(1)` of every row. So a block needs only what its left and right neighbours have written. `rounds_of`
+# (8,), uint32, counts the rows that each block has written, and is 0 when the kernel starts. After each row but the last,
+# a block should add 1 to its own counter, and wait only for those of its neighbours. Block 0 has none on the left, and
+# the last block none on the right.
 
 
 # %%
@@ -143,6 +145,7 @@ def wait_for_neighbours(rounds_of, values):
                 if block + 1 < cuda.gridDim.x:
                     while cuda.atomic.add(rounds_of, block + 1, 0) < r + 1:
                         pass
+                cuda.threadfence()
             cuda.syncthreads()
             ### END SOLUTION
 
@@ -153,15 +156,14 @@ check("wait_for_neighbours", wait_for_neighbours)
 # %% [markdown]
 # ## 4 · The copying warp
 #
-# `out` (n,) should be the product of `a` (n, 64) and `x` (64,), float32. A launch has three blocks, and block b takes
-# rows b, b + 3, b + 6 and so on of `a`. A block has two warps and a ring of two stages, each for one row. Warp 0 is
-# given: it keeps `x` in registers, and for each row it waits until the next stage is full, multiplies, and arrives at
-# `empty`.
+# `out` (n,) should be the product of `a` (n, 64) and `x` (64,), float32. A launch has three blocks, and block b computes
+# rows b, b + 3, b + 6 and so on. A block has two warps and a ring of two stages of one row each. Warp 0 is given: it
+# keeps `x` in registers, and for each row it waits until the next stage is full, multiplies, and arrives at `empty`.
 #
 # Write the copying warp, warp 1. Thread 32 alone is enough. For each row of this block, in the same order, it should wait
-# until the stage is empty, announce 256 bytes at `full`, and start the copy with
-# `ptx.bulk_load(ring, begin of the stage, a, first element of the row, bytes, full, stage)`: both places are counted in
-# elements, `a` as a flat array. Row number `count` of the block uses stage `count % 2`, in lap `count // 2`.
+# until the stage is empty, announce 256 bytes at `full`, and start the copy with `ptx.bulk_load(ring, start of the stage,
+# a, start of the row, bytes, full, stage)`. Both starts are in elements, counted in `a` as if it were flat. Row number
+# `count` of the block, counted from 0, uses stage `count % 2`, in lap `count // 2`.
 
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 48 · Gradients of a kernel: exercises
 #
-# Three exercises. Predict the shapes and bytes of a backward pass, write the gradient of a bias below a SiLU from a blank
-# page, and add up the gradient of a gather in a fixed order. `hint("predict_backward")` gives a hint, and a second call a
-# better one.
+# Three exercises. Predict the shapes and bytes of a backward pass, write the gradient of a bias before a SiLU from a
+# blank page, and add up the gradient of a gather in a fixed order. `hint("predict_backward")` gives a hint, and a second
+# call a better one.
 
 # %%
 import math
@@ -17,7 +17,7 @@ from labkit import check, cuda, hint
 #
 # On paper: a linear layer, $\text{out} = x W^T + b$, has 2,048 tokens, 1,024 inputs and 4,096 outputs. Each element of
 # `dx`, of `dW` and of `db` is a sum: of how many terms? A GELU follows the layer, in bfloat16. How many bytes does its
-# backward kernel move at least, if it reads what the forward pass kept and `dout`, and writes `dx`? And a batch of five
+# backward kernel move at least, if it reads `dout` and what the forward pass kept, and writes `dx`? And a batch of five
 # tokens has the ids 3, 1, 3, 3 and 0: how many rows of the embedding's gradient are not 0?
 
 # %%
@@ -42,15 +42,15 @@ check("predict_backward", dx_terms=dx_terms, dweight_terms=dweight_terms, dbias_
 # %% [markdown]
 # ## 2 · From a blank page: the gradient of a bias
 #
-# A layer ends with $\text{out} = \text{silu}(v)$, where $v_{r,c} = x_{r,c} + \text{bias}_c$ and
-# $\text{silu}(v) = v \, s$ with $s = 1 / (1 + e^{-v})$. Its forward pass kept `x`. The derivative of silu is
-# $s \, (1 + v \, (1 - s))$, and each bias was added to a whole column, so
+# A layer ends with $\text{out} = \text{silu}(v)$, where $v_{r,c} = x_{r,c} + \text{bias}_c$ and $\text{silu}(v) = v \, s$
+# with $s = 1 / (1 + e^{-v})$. Its forward pass kept `x`. The derivative of silu is $s \, (1 + v \, (1 - s))$, and each
+# bias was added to a whole column, so its gradient is
 #
 # $$\text{out}_c = \sum_r \text{dout}_{r,c} \; s_{r,c} \, \bigl(1 + v_{r,c} (1 - s_{r,c})\bigr)$$
 #
 # Write `silu_bias_gradient(x, bias, dout, out)` from the decorator down. `x` and `dout` are (R, C), `bias` and `out`
 # (C,), all float32. A block has 32 x 8 threads and computes 32 columns: the eight threads with the same `threadIdx.x`
-# share the rows of a column. `math.exp` works in a kernel.
+# divide the rows of a column among them. `math.exp` works in a kernel.
 
 # %%
 silu_bias_gradient = None  # write the kernel
@@ -84,12 +84,12 @@ check("silu_bias_gradient", silu_bias_gradient)
 # %% [markdown]
 # ## 3 · The gradient of a gather
 #
-# A gather copies rows of a table: row t of its output is row `ids[t]` of the table. For the backward pass the positions
-# were sorted by id on the host: `order` (T,) holds all t, those of id 0 first, then those of id 1, and so on. The
-# positions of id v are `order[starts[v]]` up to, but without, `order[starts[v + 1]]`; `starts` is (V + 1,), and both
-# arrays are int32. Row v of `dtable` (V, C) should be the sum of their rows of `dout` (T, C), both float32, in this
-# order, and 0 if the id does not occur. The launch has a block of 64 threads for each row of `dtable`. A row can have
-# any number of columns.
+# A gather copies rows of a table: row t of its output is row `ids[t]` of the table. For the backward pass the host has
+# sorted the positions t by id: `order` (T,) holds those of id 0 first, then those of id 1, and so on. The positions of id
+# v begin at `order[starts[v]]` and end before `order[starts[v + 1]]`; `starts` is (V + 1,), and both arrays are int32.
+# Row v of `dtable` (V, C) should be the sum of the rows of `dout` (T, C) at these positions, both float32, added in this
+# order, and 0 if the id does not occur. The launch has one block of 64 threads per row of `dtable`. A row can have any
+# number of columns.
 
 
 # %%
@@ -109,5 +109,5 @@ def gather_backward(order, starts, dout, dtable):
 check("gather_backward", gather_backward)
 
 # %% [markdown]
-# This kernel has a place in training. `labkit train data/minute.toml --out build/mine --yours` sorts the positions on the
-# device, and lets it add up the gradient of the embedding.
+# You can train with this kernel. `labkit train data/minute.toml --out build/mine --yours` sorts the positions on the
+# device, and computes the gradient of the embedding with it.

@@ -15,11 +15,11 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: what attention keeps
 #
-# On paper: one sequence has 4,096 tokens, and a layer has 8 heads. How many bytes do the weights of its attention take in
-# bfloat16, if the whole matrix of each head is kept, hidden weights included? How many does the log-sum-exp take, in
-# float32? If the sequence is twice as long, by which factor does each of them grow? And how many products of matrices
-# does the backward pass have for each head, if the weights were kept, and if they are computed again? Count every
-# product once, as if a single launch computed all gradients.
+# On paper: one sequence has 4,096 tokens, and a layer has 8 heads. How many bytes are its attention weights in bfloat16,
+# if the whole matrix of each head is kept, hidden weights included? How many bytes is the log-sum-exp, in float32? If the
+# sequence is twice as long, by what factor does each of them grow? And how many matrix products does the backward pass
+# have per head if the weights were kept, and how many if they are recomputed? Count every product once, as if a single
+# launch computed all gradients.
 
 # %%
 weights_bytes = None  # of all heads
@@ -27,7 +27,7 @@ lse_bytes = None  # of all heads
 weights_factor = None  # for twice the tokens
 lse_factor = None  # for twice the tokens
 products_kept = None  # of the backward pass, with the weights kept
-products_recomputed = None  # and with the weights computed again
+products_recomputed = None  # and with the weights recomputed
 ### BEGIN SOLUTION
 weights_bytes = 268_435_456
 lse_bytes = 131_072
@@ -45,16 +45,16 @@ check("predict_kept", weights_bytes=weights_bytes, lse_bytes=lse_bytes, weights_
 # %% [markdown]
 # ## 2 · The gradients of scores
 #
-# The middle of attention's backward pass, for one head of S tokens with a causal mask. `scores` (S, S) holds $q_r \cdot
-# k_c$, not yet scaled; `lse` (S,) is the log-sum-exp of each row of the visible scores times `scale`. `grad_weights`
-# (S, S) holds $dP$ and `delta` (S,) the sum that the softmax's gradient subtracts. For a key $c$ that query $r$ sees,
-# $c \le r$:
+# This is the middle of attention's backward pass, for one head of S tokens with a causal mask. `scores` (S, S) holds
+# $q_r \cdot k_c$, not yet scaled; `lse` (S,) is the log-sum-exp of each row of the visible scores times `scale`.
+# `grad_weights` (S, S) holds $dP$ and `delta` (S,) the sum that the softmax's gradient subtracts. For a key $c$ that
+# query $r$ sees, $c \le r$:
 #
 # $$\text{out}_{r,c} = \text{scale} \cdot P_{r,c} \, (dP_{r,c} - \delta_r), \qquad
 # P_{r,c} = e^{\text{scale} \cdot \text{scores}_{r,c} - \text{lse}_r}$$
 #
-# For all others it is 0, and their scores may hold anything. All arrays are float32. Blocks have 32 x 8 threads, with the
-# grid's x along the keys.
+# All other elements of `out` are 0, and the scores there may be anything. All arrays are float32. Blocks have 32 x 8
+# threads, and the grid's x runs along the keys.
 
 
 # %%
@@ -75,19 +75,19 @@ def score_gradients(scores, lse, grad_weights, delta, scale, out):
 check("score_gradients", score_gradients)
 
 # %% [markdown]
-# This kernel has a place in training. With `labkit train data/minute.toml --out build/mine --yours` it computes the
-# gradients of the scores, one head of one sequence at a time, between products of whole matrices.
+# You can train with this kernel. In `labkit train data/minute.toml --out build/mine --yours` it computes the gradients of
+# the scores, one head of one sequence at a time, between products of whole matrices.
 #
 # ## 3 · From a blank page: the gradient of rows of length 1
 #
-# Embeddings of sentences are often scaled to length 1 (lesson 31): each row is divided by its length,
+# Sentence embeddings are often scaled to length 1 (lesson 31): each row is divided by its length,
 #
 # $$y_{r,c} = x_{r,c} \, s_r, \qquad s_r = \frac{1}{\sqrt{\sum_k x_{r,k}^2 + 10^{-5}}}$$
 #
 # Derive its backward pass, as for RMSNorm in the lesson; this one has no mean and no weight. Then write
 # `unit_rows_backward(x, dout, dx)` from the decorator down. It is given `x` and the gradient of `y`, and writes the
-# gradient of `x`; all are (R, C) and float32. A block has 32 x 4 threads, and each of its four warps has a row:
-# `threadIdx.x` is the lane, `threadIdx.y` says which of the four rows. A row may have any number of columns.
+# gradient of `x`; all are (R, C) and float32. A block has 32 x 4 threads, and each of its four warps computes one row:
+# `threadIdx.x` is the lane, and `threadIdx.y` selects the row. A row may have any number of columns.
 
 # %%
 unit_rows_backward = None  # write the kernel
