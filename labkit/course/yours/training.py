@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numba import float32, int32
+from numba import float32
 
 from labkit import cuda
 from labkit.course.yours.launchers import add_bias, rope_in_place, zeros
@@ -86,16 +86,16 @@ def sort_by_id_kernel(ids, order, starts):
     each position and each id counts what comes before it: T * (T + V) comparisons."""
     i = cuda.grid(1)
     if i < ids.size:
-        rank = int32(0)
+        rank = 0
         for t in range(ids.size):
             if ids[t] < ids[i] or (ids[t] == ids[i] and t < i):
-                rank += int32(1)
+                rank += 1
         order[rank] = i
     elif i - ids.size < starts.size:
-        count = int32(0)
+        count = 0
         for t in range(ids.size):
             if ids[t] < i - ids.size:
-                count += int32(1)
+                count += 1
         starts[i - ids.size] = count
 
 
@@ -132,35 +132,13 @@ def weights_kernel(scores, lse, scale):
 
 
 @cuda.jit
-def product_kernel(a, b, out):
-    """out = a @ b"""
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        out[row, col] = total
-
-
-@cuda.jit
-def product_right_transposed_kernel(a, b, out):
-    """out = a @ b.T"""
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[col, k]
-        out[row, col] = total
-
-
-@cuda.jit
-def product_left_transposed_kernel(a, b, out, accumulate):
-    """out = a.T @ b, or out += a.T @ b"""
+def product_kernel(a, b, out, transpose_a, transpose_b, accumulate):
+    """out = a @ b, of views of any strides; a flag transposes a, or b, or adds to out."""
     col, row = cuda.grid(2)
     if row < out.shape[0] and col < out.shape[1]:
         total = out[row, col] if accumulate else float32(0.0)
-        for k in range(a.shape[0]):
-            total += a[k, row] * b[k, col]
+        for k in range(a.shape[0] if transpose_a else a.shape[1]):
+            total += (a[k, row] if transpose_a else a[row, k]) * (b[col, k] if transpose_b else b[k, col])
         out[row, col] = total
 
 
@@ -174,9 +152,10 @@ def attention_backward_around(score_gradients: Callable) -> Callable:
 
     def attention_backward(q, k, v, out, lse, grad_out, cu_seqlens, longest, grad_q, grad_k, grad_v, *, delta,
                            stream=0):
-        def launch(kernel, a, b, out, *options):
+        def product(a, b, out, transpose_a=False, transpose_b=False, accumulate=False):
             rows, cols = out.shape
-            kernel[(-(-cols // TILE[0]), -(-rows // TILE[1])), TILE, stream](a, b, out, *options)
+            grid = -(-cols // TILE[0]), -(-rows // TILE[1])
+            product_kernel[grid, TILE, stream](a, b, out, transpose_a, transpose_b, accumulate)
 
         compute_delta(out, grad_out, delta, FLOAT32, stream)
         tokens, heads, size = q.shape
@@ -188,13 +167,13 @@ def attention_backward_around(score_gradients: Callable) -> Callable:
             for head in range(heads):
                 other, later = head // group, head % group > 0  # its head of keys, to which an earlier one has added
                 keys, values = k[rows, other], v[rows, other]
-                launch(product_right_transposed_kernel, q[rows, head], keys, scores)
-                launch(product_right_transposed_kernel, grad_out[rows, head], values, grad_weights)
+                product(q[rows, head], keys, scores, transpose_b=True)
+                product(grad_out[rows, head], values, grad_weights, transpose_b=True)
                 score_gradients(scores, lse[head, rows], grad_weights, delta[head, rows], scale, grad_scores,
                                 stream=stream)
                 weights_kernel[blocks, TILE, stream](scores, lse[head, rows], scale)
-                launch(product_kernel, grad_scores, keys, grad_q[rows, head])
-                launch(product_left_transposed_kernel, grad_scores, q[rows, head], grad_k[rows, other], later)
-                launch(product_left_transposed_kernel, scores, grad_out[rows, head], grad_v[rows, other], later)
+                product(grad_scores, keys, grad_q[rows, head])
+                product(grad_scores, q[rows, head], grad_k[rows, other], transpose_a=True, accumulate=later)
+                product(scores, grad_out[rows, head], grad_v[rows, other], transpose_a=True, accumulate=later)
 
     return attention_backward

@@ -94,7 +94,7 @@ EXERCISE = FunctionExercise(
         "only decoding sequences are marked: a prompt gives a token as well": Edit("i == new[b] - 1", "new[b] == 1"),
         "only the last row of the whole step is marked": Edit("i == new[b] - 1",
                                                              "i == new[b] - 1 and b == len(new) - 1"),
-        "a sequence without rows gets one all the same": Edit("range(new[b])", "range(max(new[b], 1))"),
+        "a sequence without rows still gets one": Edit("range(new[b])", "range(max(new[b], 1))"),
         "only sequences with rows are counted: one without rows has an index, too": Edit(
             "rows.append((b, ", "rows.append((sum(new[:b] > 0), "),
     },

@@ -71,7 +71,7 @@ EXERCISE = PredictionExercise(
            "counts one addition; there are two": {
                "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
-           "counts what is left, seven, not what is gone": {"launches": 7},
+           "counts the seven that are left, not those that were removed": {"launches": 7},
            "counts the residual itself as saved: it has to be read either way": {
                "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},

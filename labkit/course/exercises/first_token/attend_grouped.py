@@ -1,10 +1,10 @@
 """From a blank page: grouped-query attention
 
-One token attends to all N tokens of a text, of which it is the last. `q` is (H, 32), `keys` and `values` are
-(N, K, 32), and `out` is (H, 32), all float32. H is a multiple of K, at most eight times K, and query head h reads head
-h // (H // K) of keys and values: with H = 6 and K = 2, heads 0 to 2 read head 0, and heads 3 to 5 read head 1. A score
-is the dot product of query and key divided by the root of 32, the weights are the softmax of the scores, and the result
-is the weighted sum of the values. Scores may be thousands apart.
+The last token of a text attends to all N of its tokens. `q` is (H, 32), `keys` and `values` are (N, K, 32), and `out`
+is (H, 32), all float32. H is a multiple of K, at most eight times K, and query head h reads head h // (H // K) of keys
+and values: with H = 6 and K = 2, heads 0 to 2 read head 0, and heads 3 to 5 read head 1. A score is the dot product of
+query and key divided by the root of 32, the weights are the softmax of the scores, and the result is the weighted sum
+of the values. Scores may be thousands apart.
 
 The grid has K blocks of 32 threads, so that a warp serves all query heads of its group and loads each key and value
 only once. Keep the queries in an array of the thread, such as `cuda.local.array(8, float32)`, with everything else
