@@ -21,6 +21,16 @@ TOKENIZER_CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 ROLES = ("system", "user", "assistant")
 
 
+def special_tokens(config: dict) -> dict[str, str]:
+    """The special tokens by name, such as bos_token, of what a tokenizer_config.json says."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """path: the file it is from. tokens: the special tokens by name, such as bos_token, which a template may use."""
@@ -34,11 +44,7 @@ class ChatTemplate:
         """Load chat_template.jinja, or else the template in tokenizer_config.json. Raise ValueError if that is no valid
         template."""
         config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
-        tokens = {}
-        for name, value in config.items():
-            content = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(content, str):
-                tokens[name] = content
+        tokens = special_tokens(config)
         if (folder / TEMPLATE).is_file():
             return cls(folder / TEMPLATE, read_text(folder / TEMPLATE), tokens)
         template = config.get("chat_template")

@@ -1,6 +1,7 @@
 """A checkpoint: a folder in Hugging Face's form, with what a run needs to continue beside it.
 
     config.json, model.safetensors, tokenizer.json       the model: labkit generate, serve and transformers load it
+    tokenizer_config.json                                of the tokenizer's folder, if it has one: a chat template, say
     optimizer.safetensors                                master, m, v: flat float32 arrays in the buffer's order
     training.json                                        the step, the settings and the losses so far
 
@@ -17,13 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from labkit._common.errors import UserError, short
-from labkit._common.files import read_json, recover_folder, whole_folder, write_text
+from labkit._common.files import read_json, read_text, recover_folder, whole_folder, write_text
+from labkit.models.chat import TOKENIZER_CONFIG, special_tokens
 from labkit.models.configs import GPT2Config
 from labkit.models.load import WEIGHTS
 from labkit.models.safetensors import read, write
 from labkit.models.tokenizer import CONFIG, WHOLE
 from labkit.train.parameters import elements
 from labkit.train.settings import Settings
+from labkit.train.texts import END
 from labkit.train.trainer import Trainer
 
 OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
@@ -33,7 +36,11 @@ def save(path: Path, trainer: Trainer, draw: Callable[[Path, list], None] | None
     """Write the folder. draw(folder, log): adds pictures of the losses."""
     buffer, settings = trainer.buffer, trainer.settings
     with whole_folder(Path(path)) as folder:
-        write_text(folder / CONFIG, json.dumps(config_json(settings), indent=1))
+        tokenizer_config = settings.folder / settings.data.tokenizer / TOKENIZER_CONFIG
+        if settings.data.tokenizer and tokenizer_config.is_file():
+            write_text(folder / TOKENIZER_CONFIG, read_text(tokenizer_config))
+        marks = marks_of(tokenizer_config, trainer.texts.tokenizer)
+        write_text(folder / CONFIG, json.dumps(config_json(settings) | marks, indent=1))
         tensors = buffer.tensors()
         write(folder / WEIGHTS, tensors, {name: "BF16" for name, one in tensors.items() if one.dtype == np.uint16})
         write(folder / OPTIMIZER, {name: getattr(buffer, name).copy_to_host() for name in ("master", "m", "v")})
@@ -52,8 +59,16 @@ def config_json(settings: Settings) -> dict:
              {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     fields = {name: value for name, value in vars(settings.model).items() if not name.startswith("_")
               and name in type(settings.model).__dataclass_fields__}
-    return facts | {"model_type": settings.entries["model"]["model_type"], "bos_token_id": 0, "eos_token_id": 0,
-                    "torch_dtype": settings.train.dtype} | fields
+    return facts | {"model_type": settings.entries["model"]["model_type"], "torch_dtype": settings.train.dtype} | fields
+
+
+def marks_of(tokenizer_config: Path, tokenizer) -> dict:
+    """The tokens that begin and end a text, as config.json names them: tokenizer_config.json's, and END's."""
+    special = special_tokens(read_json(tokenizer_config)) if tokenizer_config.is_file() else {}
+    begin, *ends = (tokenizer.token_to_id(token) for token in (special.get("bos_token", END),
+                                                               special.get("eos_token", END), END))
+    ends = [*dict.fromkeys(token for token in ends if token is not None)]
+    return {"bos_token_id": begin, "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else None}
 
 
 def load(path: Path, settings: Settings) -> dict:

@@ -30,11 +30,13 @@ NATURAL = (lambda value: type(value) is int and value >= 0, "a whole number of a
 POSITIVE = (lambda value: type(value) in (int, float) and 0 < value < math.inf, "a number above 0")
 NON_NEGATIVE = (lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a number of at least 0")
 SHARE = (lambda value: type(value) in (int, float) and 0 < value < 1, "a number between 0 and 1")
+PART = (lambda value: type(value) in (int, float) and 0 <= value <= 1, "a number from 0 to 1")
 PAIR = (lambda value: isinstance(value, list | tuple) and len(value) == 2 and all(map(SHARE[0], value)),
         "two numbers between 0 and 1")
 DTYPE = (lambda value: value in ("float32", "bfloat16"), '"float32" or "bfloat16"')
 PATHS = (lambda value: isinstance(value, list | tuple) and all(isinstance(path, str) for path in value),
          "a list of paths")
+SHARE_OR_PATHS = (lambda value: SHARE[0](value) or bool(value) and PATHS[0](value), f"{SHARE[1]}, or {PATHS[1]}")
 PATH = (lambda value: isinstance(value, str), "a path")
 
 
@@ -62,12 +64,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Data(Section):
-    """text: files in UTF-8, or tokens: NumPy files (.npy) of token ids. tokenizer: a folder with tokenizer.json, or
-    that file; "" trains one of the model's vocab_size on the text."""
+    """text: files in UTF-8, or tokens: NumPy files (.npy) of token ids. held_out: the share at their end that is not
+    trained on, or more files of the same kind. tokenizer: a folder with tokenizer.json, or that file; "" trains one of
+    the model's vocab_size on the text. from_start: the share of each batch's windows that begin with a text, at
+    <|endoftext|>; the others begin anywhere."""
 
     text: list[str] = setting(PATHS, ())
     tokens: list[str] = setting(PATHS, ())
-    held_out: float = setting(SHARE, 0.1)
+    held_out: float | list[str] = setting(SHARE_OR_PATHS, 0.1)
+    from_start: float = setting(PART, 0.0)
     tokenizer: str = setting(PATH, "")
 
 

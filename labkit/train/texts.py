@@ -21,47 +21,60 @@ END = "<|endoftext|>"  # token 0 of a tokenizer that is trained here
 
 
 class Texts:
-    """tokens: what is trained on; held_out: the last share of each run's tokens, in windows that do not overlap.
-    process, processes: of a data-parallel run. Its processes draw different windows, together those that a single one
-    with so many times the batch would draw."""
+    """tokens: what is trained on; held_out: the last share of a run's tokens, or those of data.held_out's files, in
+    windows that do not overlap. process, processes: of a data-parallel run. Its processes draw different windows,
+    together those that a single one with so many times the batch would draw."""
 
-    def __init__(self, settings: Settings, ids: np.ndarray, tokenizer, *, process: int = 0, processes: int = 1):
+    def __init__(self, settings: Settings, ids: np.ndarray, tokenizer, *, held_out: np.ndarray | None = None,
+                 process: int = 0, processes: int = 1):
         train, self.tokenizer, self.train = settings.train, tokenizer, settings.train
         if not 0 <= process < processes:
             raise ValueError(f"process is {process}; it must be 0 to {processes - 1}, of {processes} processes")
         self.process, self.processes = process, processes
+        if held_out is None:
+            ids, held_out = np.split(ids, [len(ids) - int(len(ids) * settings.data.held_out)])
+        self.tokens, self.held_out = (part.astype(np.int32) for part in (ids, held_out))
         vocabulary = settings.model.vocab_size
-        wrong = ids[(ids < 0) | (ids >= vocabulary)]
-        if wrong.size:
-            raise UserError(f"token {wrong[0]} is not in the vocabulary; model.vocab_size is {vocabulary:,}")
-        count = int(len(ids) * settings.data.held_out)
-        self.tokens, self.held_out = (part.astype(np.int32) for part in (ids[: len(ids) - count], ids[-count:]))
         for name, part in (("to train on", self.tokens), ("held out", self.held_out)):
-            if len(part) <= train.length or not count:
-                raise UserError(f"data: {min(len(part), count) if name == 'held out' else len(part):,} tokens are "
-                                f"{name}; at least {train.length + 1:,} are needed, one more than train.length")
+            wrong = part[(part < 0) | (part >= vocabulary)]
+            if wrong.size:
+                raise UserError(f"token {wrong[0]} is not in the vocabulary; model.vocab_size is {vocabulary:,}")
+            if len(part) <= train.length:
+                raise UserError(f"data: {len(part):,} tokens are {name}; at least {train.length + 1:,} are needed, one "
+                                f"more than train.length")
+        self.from_start = round(settings.data.from_start * train.batch)  # windows of a batch
+        if self.from_start:
+            self.starts = np.flatnonzero(self.tokens[: -train.length] == tokenizer.token_to_id(END))
+            if not self.starts.size:
+                raise UserError(f"data.from_start is {settings.data.from_start}, but no text to train on begins with "
+                                f"{END}; it must be 0")
 
     @classmethod
     def read(cls, settings: Settings, **processes: int) -> Texts:
         data = settings.data
+        files = data.text or data.tokens
+        several = [files, [] if isinstance(data.held_out, int | float) else data.held_out]
         if data.tokens:
-            return cls(settings, np.concatenate([token_file(settings.folder / path) for path in data.tokens]),
-                       tokenizer_of(settings.folder / data.tokenizer), **processes)
-        texts = [text_file(settings.folder / path) for path in data.text]
-        if data.tokenizer:
             tokenizer = tokenizer_of(settings.folder / data.tokenizer)
+            parts = [[token_file(settings.folder / path) for path in paths] for paths in several]
         else:
-            tokenizer = train_tokenizer(texts, settings.model.vocab_size)
-        return cls(settings, np.concatenate([tokenizer.encode(text).ids for text in texts]).astype(np.int64), tokenizer,
-                   **processes)
+            texts = [[text_file(settings.folder / path) for path in paths] for paths in several]
+            tokenizer = (tokenizer_of(settings.folder / data.tokenizer) if data.tokenizer else
+                         train_tokenizer(texts[0], settings.model.vocab_size))
+            parts = [[np.array(tokenizer.encode(text).ids, np.int64) for text in part] for part in texts]
+        ids, held_out = (np.concatenate(part) if part else None for part in parts)
+        return cls(settings, ids, tokenizer, held_out=held_out, **processes)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows of a step, counted from 1, and the tokens that follow each token. They depend on the seed and on
         the step alone, so a resumed run draws those that the run would have drawn."""
         train = self.train
         draw = np.random.Generator(np.random.Philox(key=[train.seed, step]))
-        begins = draw.integers(0, len(self.tokens) - train.length,
-                               (train.accumulation, self.processes, train.batch))[:, self.process]
+        size = train.accumulation, self.processes, train.batch
+        begins = draw.integers(0, len(self.tokens) - train.length, size)
+        if self.from_start:
+            begins[..., : self.from_start] = draw.choice(self.starts, (*size[:2], self.from_start))
+        begins = begins[:, self.process]
         windows = self.tokens[begins[..., None] + np.arange(train.length + 1)]
         return tuple(np.ascontiguousarray(part).reshape(train.accumulation, -1)
                      for part in (windows[..., :-1], windows[..., 1:]))
