@@ -145,14 +145,14 @@ def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCH
     torch = import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(before)
     frozen = gc.get_freeze_count()
     try:
         with torch.cuda.stream(stream):
             for _ in range(3):  # libraries choose their kernels and allocate their workspace before the capture
                 call()
-        torch.cuda.current_stream().wait_stream(stream)
+        before.wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         gc.freeze()  # a capture begins with a collection: half a second over all that PyTorch and Numba have imported
@@ -160,6 +160,7 @@ def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCH
             for _ in range(launches):
                 call()
     except Exception as error:
+        torch.cuda.set_stream(before)  # a capture that fails leaves its own current, whose work no event would time
         print(f"not measured in a graph: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     finally:

@@ -148,17 +148,20 @@ def attend_by_torch(torch, q, k, v, cu_seqlens, longest, out):
 def leaves_by_torch(torch, q, k, v, out, lse, grad_out, cu_seqlens, longest, gradients):
     """Return what backward_by_torch takes. Its forward pass runs when it is first called, by the kernel that is to be
     timed."""
-    leaves = [array.detach().clone().requires_grad_() for array in (q, k, v)]
+    leaves = [array.detach().clone() for array in (q, k, v)]
     return leaves, {}, (cu_seqlens, longest, out), grad_out
 
 
 def backward_by_torch(torch, leaves, attended, arguments, grad_out):
-    """The backward pass alone. It runs on the stream of its forward pass, so there is one for each stream."""
+    """The backward pass alone. It runs on the stream of its forward pass and of its leaves' first use, so each stream
+    has its own of both."""
     stream = torch.cuda.current_stream() if grad_out.is_cuda else None
     if stream not in attended:
+        own = [leaf.detach().requires_grad_() for leaf in leaves]
         with torch.enable_grad():
-            attended[stream] = attend_by_torch(torch, *leaves, *arguments)
-    return torch.autograd.grad(attended[stream], leaves, grad_out, retain_graph=True)
+            attended[stream] = own, attend_by_torch(torch, *own, *arguments)
+    own, out = attended[stream]
+    return torch.autograd.grad(out, own, grad_out, retain_graph=True)
 
 
 BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
