@@ -8,7 +8,7 @@
     stall("matmul", "tiled", "barrier")       how many of its warps waited for that
     report("L1/TEX Cache Throughput")         a line of the profiler's report on the tiled product
     limits.bandwidth_gbs, machine.sms         of the machine; limits_of(H100), machine_of(H100) of another
-    training, llama_training                  training.json of data/tiny-gpt2 and data/tiny-llama
+    training, llama_training                  training.json of data/tiny-gpt2 and data/tiny-llama, and more
     quantized["int4, GPTQ"].trained           a row of data/quantized.json, by its format
     words(7.06)                               "seven"; words(0.5) "half"
     near(value, 2 / 3)                        whether it is within a tenth of that
@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from labkit import measure
 from labkit._common import paths
 from labkit.measure import ncu as counters
+from labkit.train.settings import Settings
 
 TINY = paths.REPOSITORY / "data" / "tiny-gpt2"
 GPU = "NVIDIA H200"
@@ -170,7 +171,11 @@ def near(value: float, expected: float, within: float = 0.1) -> bool:
 
 
 def _training(model: Path) -> Record:
-    return Record(json.loads((model / "training.json").read_text(encoding="utf-8")))
+    """training.json, with the number of parameters, the last step, and the one with the lowest held-out loss."""
+    training = json.loads((model / "training.json").read_text(encoding="utf-8"))
+    held_out = [step for step in training["log"] if "held_out" in step]
+    return Record(training | {"parameters": Settings.of(training["settings"]).model.parameters, "last": held_out[-1],
+                              "best": min(held_out, key=lambda step: step["held_out"])})
 
 
 def _quantized() -> dict[str, Record]:

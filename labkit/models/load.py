@@ -1,7 +1,7 @@
 """A model that writes, with its tokenizer: from a folder, from the Hugging Face hub, or a tiny one trained here.
 
-    loaded = load("tiny")                    # or "tiny-gpt2": data/tiny-gpt2, made by scripts/train_tiny_gpt2.py
-    loaded = load("tiny-llama")              # data/tiny-llama, made by scripts/train_tiny_llama.py
+    loaded = load("tiny")                    # or "tiny-gpt2": data/tiny-gpt2, made by labkit train
+    loaded = load("tiny-llama")              # data/tiny-llama, made by labkit train
     loaded = load("path/to/folder")          # with config.json, *.safetensors and a tokenizer
     loaded = load("openai-community/gpt2")   # downloaded once
     loaded.model, loaded.tokenizer
@@ -121,8 +121,8 @@ def folder(name: str) -> Path:
 
         path = find_root() / "data" / TRAINED_HERE[name]
         if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is missing; scripts/train_{TRAINED_HERE[name].replace('-', '_')}.py makes it. A "
-                            f"folder, or a model's name on the hub, such as openai-community/gpt2, is loaded as well")
+            raise UserError(f"{path} is missing; the first lines of scripts/jargon.py say how to make it. A folder, or "
+                            f"a model's name on the hub, such as openai-community/gpt2, is loaded as well")
         return path
     if os.path.isdir(name):
         return Path(name)

@@ -111,9 +111,8 @@ def page(result: Mapping) -> str:
         "", f"- **Loss**: the mean of -log(probability) per token, over {texts['held_out']} texts with "
         f"{tokens['held_out']:,} tokens that the model was not trained on, and {texts['trained']} texts with "
         f"{tokens['trained']:,} tokens that it was trained on. It knows its book by heart: unknown texts surprise it "
-        f"so much (a loss of "
-        f"{result['rows'][0]['held_out']:.1f}, where a uniform guess among {VOCABULARY:,} tokens has "
-        f"{math.log(VOCABULARY):.1f}) that rounding changes little; what rounding costs shows in the texts that it "
+        f"so much (a loss of {result['rows'][0]['held_out']:.1f}, where a uniform guess among {VOCABULARY:,} tokens "
+        f"has {math.log(VOCABULARY):.1f}) that rounding changes little; what rounding costs shows in the texts that it "
         f"knows.",
         f"- **Same tokens, same answers**: {result['prompts']} questions, answered greedily in bfloat16 with up to "
         f"{TOKENS} tokens; how many of these tokens the quantised model also chooses, given the tokens before it, and "

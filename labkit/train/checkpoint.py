@@ -17,10 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit import device
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json, read_text, recover_folder, whole_folder, write_text
+from labkit.kernels.dtypes import float64_of, of_dtype
 from labkit.models.chat import TOKENIZER_CONFIG, special_tokens
 from labkit.models.configs import GPT2Config
+from labkit.models.dtypes import DTYPES
 from labkit.models.load import WEIGHTS
 from labkit.models.safetensors import read, write
 from labkit.models.tokenizer import CONFIG, WHOLE
@@ -42,11 +45,14 @@ def save(path: Path, trainer: Trainer, draw: Callable[[Path, list], None] | None
         marks = marks_of(tokenizer_config, trainer.texts.tokenizer)
         write_text(folder / CONFIG, json.dumps(config_json(settings) | marks, indent=1))
         tensors = buffer.tensors()
+        if stored := settings.train.stored:
+            tensors = {name: of_dtype(float64_of(one), DTYPES[stored]) for name, one in tensors.items()}
         write(folder / WEIGHTS, tensors, {name: "BF16" for name, one in tensors.items() if one.dtype == np.uint16})
         write(folder / OPTIMIZER, {name: getattr(buffer, name).copy_to_host() for name in ("master", "m", "v")})
         write_text(folder / WHOLE, trainer.texts.tokenizer.to_str())
-        write_text(folder / TRAINING, json.dumps({"step": trainer.step, "settings": settings.entries,
-                                                  "log": trainer.log}, indent=1))
+        tokens = {"train": trainer.texts.tokens.size, "held_out": trainer.texts.held_out.size}
+        write_text(folder / TRAINING, json.dumps({"step": trainer.step, "device": device.name(), "tokens": tokens,
+                                                  "settings": settings.entries, "log": trainer.log}, indent=1))
         if draw is not None:
             draw(folder, trainer.log)
 
@@ -58,8 +64,9 @@ def config_json(settings: Settings) -> dict:
               "tie_word_embeddings": True} if gpt2 else
              {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     fields = {name: value for name, value in vars(settings.model).items() if not name.startswith("_")
-              and name in type(settings.model).__dataclass_fields__}
-    return facts | {"model_type": settings.entries["model"]["model_type"], "torch_dtype": settings.train.dtype} | fields
+              and name in type(settings.model).__dataclass_fields__ and value is not None}
+    return facts | fields | {"model_type": settings.entries["model"]["model_type"],
+                             "torch_dtype": settings.train.stored or settings.train.dtype}
 
 
 def marks_of(tokenizer_config: Path, tokenizer) -> dict:

@@ -34,6 +34,7 @@ PART = (lambda value: type(value) in (int, float) and 0 <= value <= 1, "a number
 PAIR = (lambda value: isinstance(value, list | tuple) and len(value) == 2 and all(map(SHARE[0], value)),
         "two numbers between 0 and 1")
 DTYPE = (lambda value: value in ("float32", "bfloat16"), '"float32" or "bfloat16"')
+STORED = (lambda value: value in ("", "float32", "bfloat16", "float16"), '"float32", "bfloat16" or "float16"')
 PATHS = (lambda value: isinstance(value, list | tuple) and all(isinstance(path, str) for path in value),
          "a list of paths")
 SHARE_OR_PATHS = (lambda value: SHARE[0](value) or bool(value) and PATHS[0](value), f"{SHARE[1]}, or {PATHS[1]}")
@@ -78,7 +79,8 @@ class Data(Section):
 
 @dataclass(frozen=True)
 class Train(Section):
-    """batch: sequences in a pass; accumulation: passes in a step; save_every, held_out_every: in steps."""
+    """batch: sequences in a pass; accumulation: passes in a step; save_every, held_out_every: in steps. stored: the
+    type of the weights in a checkpoint's model.safetensors; that of the run if left out."""
 
     steps: int = setting(COUNT, 1000)
     batch: int = setting(COUNT, 8)
@@ -91,6 +93,7 @@ class Train(Section):
     betas: list[float] = setting(PAIR, (0.9, 0.95))
     clip: float = setting(POSITIVE, 1.0)
     dtype: str = setting(DTYPE, "float32")
+    stored: str = setting(STORED, "")
     seed: int = setting(NATURAL, 0)
     save_every: int = setting(COUNT, 500)
     held_out_every: int = setting(COUNT, 100)

@@ -1,5 +1,8 @@
 """Every bad value of the settings is an error that names the key, the value and what is allowed."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,7 +11,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.train.settings import Settings, Train
 from labkit.train.texts import Texts, train_tokenizer
 from labkit.train.trainer import bytes_needed, check_memory
-from tests.train.tiny import LLAMA, MODELS, TRAIN, settings_of, texts_of
+from tests.train.tiny import GPT2, LLAMA, MODELS, TRAIN, settings_of, texts_of
 
 DATA = {"tokens": ["ids.npy"], "tokenizer": "."}
 
@@ -101,3 +104,28 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(kind):
     check_memory(settings_of(kind), free=needed)
     with pytest.raises(UserError, match="the run needs .* GB of the device's memory, and .* GB are free"):
         check_memory(settings_of(kind), free=needed - 1)
+
+
+def test_windows_that_begin_with_a_text():
+    settings = settings_of("gpt2", batch=4)
+    settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, from_start=0.5))
+    ids = np.arange(600) % 50 + 1
+    ids[::70] = 0
+    tokenizer = SimpleNamespace(token_to_id={"<|endoftext|>": 0}.get)
+    texts = Texts(settings, ids, tokenizer)
+    windows = texts.batch(3)[0].reshape(2, 4, 16)
+    assert (windows[:, :2, 0] == 0).all() and len({*windows[:, :2, 1].flat}) > 1
+    anywhere = Texts(settings_of("gpt2", batch=4), ids, tokenizer).batch(3)[0].reshape(2, 4, 16)
+    assert (windows[:, 2:] == anywhere[:, 2:]).all()
+    with pytest.raises(UserError, match="data.from_start is 0.5, but no text to train on begins with"):
+        Texts(settings, ids[ids > 0], tokenizer)
+
+
+def test_files_that_are_held_out(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(40))
+    np.save(tmp_path / "b.npy", np.arange(20))
+    data = {"tokens": ["a.npy"], "held_out": ["b.npy"], "tokenizer": "t.json"}
+    entries = {"model": GPT2, "train": TRAIN, "data": data}
+    (tmp_path / "t.json").write_text(train_tokenizer(["abc"], 257).to_str())
+    texts = Texts.read(Settings.of(entries, tmp_path))
+    assert (texts.tokens == np.arange(40)).all() and (texts.held_out == np.arange(20)).all()
