@@ -88,14 +88,19 @@ class Trainer:
             self.buffer.v.copy_to_device(state["v"])
         self.model = Model(settings.model, self.buffer, batch=train.batch, length=train.length, dtype=train.dtype,
                            kernels=kernels)
-        tokens = train.batch * train.length
-        self.ids, self.targets = (cuda.device_array((train.accumulation, tokens), np.int32) for _ in range(2))
-        self.losses = cuda.device_array((train.accumulation, tokens), np.float32)
-        self.scale = cuda.to_device(np.array([1 / (train.accumulation * tokens)], np.float32))
-        self.norm = cuda.device_array(2, np.float32)  # of all gradients, and the factor that clips them
+        size = train.accumulation, train.batch * train.length
+        # What a step copies in and out: ids and targets; losses, the norm of all gradients, and the factor that clips.
+        self.windows, self.results = cuda.device_array((2, *size), np.int32), cuda.device_array(
+            size[0] * size[1] + 2, np.float32)
+        self.windows_on_host, self.results_on_host = (cuda.pinned_array(one.shape, one.dtype)
+                                                      for one in (self.windows, self.results))
+        self.ids, self.targets = self.windows[0], self.windows[1]
+        self.losses, self.norm = self.results[:-2].reshape(size), self.results[-2:]
+        self.scale = cuda.to_device(np.array([1 / (size[0] * size[1])], np.float32))
         self.rates, self.rate = cuda.to_device(train.rates()), cuda.device_array(1, np.float32)
         self.steps_done = cuda.to_device(np.array([step], np.int32))
         self.graphs: tuple | None = None
+        self.drawn: tuple = ()  # a step, and its windows
 
     # --- A step ------------------------------------------------------------------------------------------------------
 
@@ -118,22 +123,27 @@ class Trainer:
 
     def one_step(self) -> float:
         """Train on the next step's windows; return their mean loss before the update."""
-        ids, targets = self.texts.batch(self.step + 1)
-        self.ids.copy_to_device(ids)
-        self.targets.copy_to_device(targets)
+        step, windows = self.drawn if self.drawn[:1] == (self.step + 1,) else self.draw(self.step + 1)
+        self.windows_on_host[...] = windows
+        self.windows.copy_to_device(self.windows_on_host)
         run_passes, run_update = (graph.launch for graph in self.graphs) if self.graphs else (self.passes, self.update)
         run_passes()
+        self.drawn = self.draw(step + 1)  # while the device computes
         if self.all_reduce is not None:
             self.all_reduce(self.buffer.gradient)
             self.clip()
-        loss = float(self.losses.copy_to_host().astype(np.float64).mean())
-        if not np.isfinite(loss) or not np.isfinite(self.norm.copy_to_host()[0]):
+        results = self.results.copy_to_host(self.results_on_host).astype(np.float64)
+        loss, norm = float(results[:-2].mean()), results[-2]
+        if not np.isfinite(loss) or not np.isfinite(norm):
             raise self.not_finite(loss)
         run_update()
         if self.graphs is None:  # every kernel is compiled now
             self.graphs = tuple(graphs.capture(work, warm_up=False) for work in (self.passes, self.update))
         self.step += 1
         return loss
+
+    def draw(self, step: int) -> tuple:
+        return step, self.texts.batch(step)
 
     def not_finite(self, loss: float) -> NotFinite:
         """The error of a step, which names the first tensor that is not finite in the order of the computation."""

@@ -23,13 +23,20 @@ def _tolerance(master, m, v, gradients, decayed, rate, step, clip):
     return EPS32 * np.stack([np.abs(master) + np.abs(new_master) + 16 * rate * update, 4 * first, 4 * new_v])
 
 
-def _torch(torch, master, m, v, gradients, decayed, rate, step, clip, out):
+def _with_copies(torch, master, m, v, gradients, decayed, rate, step, clip, out):
+    """Memory for the copies of the parameters, which our kernels write, too."""
+    return master, m, v, gradients, decayed, rate, step, clip, torch.empty_like(gradients)
+
+
+def _torch(torch, master, m, v, gradients, decayed, rate, step, clip, parameters):
     """As functions of PyTorch, for torch.compile to fuse; torch.optim.AdamW(fused=True) updates in place."""
     g, count = gradients.float() * clip, step.float()
     first, second = torch.lerp(m, g, 1 - BETAS[0]), torch.lerp(v, g * g, 1 - BETAS[1])
     correct_m, correct_v = -1 / torch.expm1(count * math.log(BETAS[0])), -1 / torch.expm1(count * math.log(BETAS[1]))
     shrink = (decayed != 0).float().repeat_interleave(SEGMENT)[: master.shape[0]] * (rate * DECAY)
-    return master - rate * first * correct_m / ((second * correct_v).sqrt() + EPS) - shrink * master, first, second
+    master = master - rate * first * correct_m / ((second * correct_v).sqrt() + EPS) - shrink * master
+    parameters.copy_(master)
+    return master, first, second
 
 
 def _copied(torch, master, m, v, gradients, decayed, rate, step, clip, out):
@@ -81,7 +88,7 @@ def adamw_op(name: str, gradient: Element):
             timed_gpu={"n": 124_475_904},  # GPT-2, of 124 million parameters
             timed_cpu={"n": 2**16},
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations"),
+        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations", prepare=_with_copies),
                    *(FUSED,) * (gradient == FLOAT32)),
     )
 
