@@ -269,10 +269,10 @@ table([(row["format"], row["bits"], row["bytes"] / 1e6, row["trained"], row["hel
 # %% [markdown]
 # On the texts that it knows, 8 bits hardly change the loss{{ if eight_bits_keep }}. Four bits rounded to nearest add
 # {{ nearest:.0% }} to it, GPTQ {{ calibrated:.0% }}, and GPTQ with zeros {{ both:.0% }}. On unseen texts the model is
-# little better than a uniform guess among its 4,096 tokens, which would have a loss of 8.3, and no format makes it
-# worse{{ if no_worse }}: that column shows nothing. The answers do: rounded to nearest, {{ changed }} of {{ prompts }}
-# change; with GPTQ, none{{ if gptq_keeps }}. Zeros help about as much as GPTQ does{{ if zeros_help }}, and the two
-# together more than either{{ if both_best }}.
+# little better than a uniform guess among its 4,096 tokens, and no format makes it worse{{ if no_worse }}: that column
+# shows nothing. The answers do: rounded to nearest, {{ changed }} of {{ prompts }} change; with GPTQ,
+# none{{ if gptq_keeps }}. Zeros help about as much as GPTQ does{{ if zeros_help }}, and the two together more than
+# either{{ if both_best }}.
 #
 # ## What was implemented
 #
