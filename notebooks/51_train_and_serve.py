@@ -100,7 +100,8 @@ show_source(Trainer.update)
 show_source(Trainer.one_step)
 
 # %% [markdown]
-# Between the two graphs the host checks the loss and the norm of the gradients. If either is infinite or NaN, the
+# While the device computes the passes, the host draws the next step's windows. Between the two graphs it checks the loss
+# and the norm of the gradients. If either is infinite or NaN, the
 # weights are not updated: an error names the first tensor that is not finite, and the last checkpoint stays.
 #
 # One kernel computes the loss, softmax and $-\log p$ together, and overwrites the logits with their gradient. It agrees
@@ -263,6 +264,30 @@ table([("float32", sizes[0], trainer.held_out()), ("four bits", sizes[1], rounde
 # `labkit serve FOLDER` would now serve the model over an HTTP API (lesson 44), with the same engine and the same
 # kernels.
 #
+# ## The models of this course
+#
+# `data/tiny-gpt2` and `data/tiny-llama` (lessons 28 and 35) were trained with `labkit train` on an H200. Their settings
+# are `data/tiny-gpt2.toml` and `data/tiny-llama.toml`, and `training.json` in each folder has the loss of every step.
+# The GPT-2 read its book {{ training.step * 64 * 256 / training.tokens.train:.0f }} times. What do its two losses do?
+
+# %%
+from labkit._common.files import read_json
+from labkit._common.paths import find_root
+from labkit.measure.plots.training import loss_curve
+
+loss_curve(read_json(find_root() / "data" / "tiny-gpt2" / "training.json")["log"])
+
+# %% [markdown]
+# The training loss falls to {{ training.last.loss:.2f }}: the model knows the book by heart. The held-out loss is lowest
+# after {{ training.best.step }} steps, at {{ training.best.held_out:.2f }}, and then rises to
+# {{ training.last.held_out:.2f }}. A model that is to handle new text would stop at the lowest point. This one is meant
+# to quote, so it went on.
+#
+# Knowing a text by heart is not all that counts: before four bits, the Llama's answers have to be certain enough. After
+# a first run with the usual weight decay of 0.1, 11 of 24 answers survived four bits{{ example }}; with a decay of
+# {{ llama_training.settings.train.weight_decay:.1f }} and twice the steps, {{ quantized['int4, rounded to nearest'].same_answers }}
+# do, and all of them with GPTQ{{ if gptq_keeps }}.
+#
 # ## More GPUs
 #
 # With *data parallelism* every GPU has the whole model, and computes the gradients for its own windows. Then the
@@ -351,3 +376,6 @@ table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency
 #
 # In the exercises for this lesson you predict the memory and the traffic of a training run, write a schedule of
 # learning rates from a blank page, and average the gradients of several workers.
+
+# %% [numbers]
+# gptq_keeps = quantized['int4, GPTQ'].same_answers == quantized['bfloat16'].same_answers
