@@ -1,5 +1,7 @@
 """The common steps of launchers: check arguments, count blocks, allow shared memory."""
 
+import math
+
 import numpy as np
 
 from labkit import device
@@ -11,10 +13,10 @@ MAX_ELEMENTS = 2**31  # kernels index with uint32, and a loop's last step must n
 
 
 def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | None = None, dtype=np.float32,
-                most: int = MAX_ELEMENTS) -> None:
+                most: int = MAX_ELEMENTS, strided: bool = False) -> None:
     """Raise an error that names the argument unless `array` is a C-contiguous device array of this shape and dtype.
-    most: elements, more where no kernel computes a flat index."""
-    cache, key = kept(array), ("checked", shape and tuple(shape), ndim, dtype, most)
+    most: elements, more where no kernel computes a flat index. strided: it may be a view of longer rows."""
+    cache, key = kept(array), ("checked", shape and tuple(shape), ndim, dtype, most, strided)
     if key in cache:
         return
     if isinstance(array, np.ndarray):
@@ -28,13 +30,43 @@ def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | Non
         raise ValueError(f"{name} has {len(array.shape)} dimensions (shape {tuple(array.shape)}); it must have {ndim}")
     if shape is not None and tuple(array.shape) != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(array.shape)}; it must be {tuple(shape)}")
-    if not array.is_c_contiguous():
+    if not strided and not array.is_c_contiguous():
         raise ValueError(f"{name} is not C-contiguous; copy it, or pass the array it is a view of")
     if array.size == 0:
         raise ValueError(f"{name} has shape {tuple(array.shape)}, no elements; every axis must be at least 1")
-    if array.size > most:
-        raise ValueError(f"{name} has {array.size:,} elements; at most {most:,} are allowed")
+    if not array.is_c_contiguous():
+        _check_strides(name, array)
+    elements = row_stride(array) * array.shape[0] if strided else array.size
+    if elements > most:
+        raise ValueError(f"{name} has {elements:,} elements; at most {most:,} are allowed")
     cache[key] = True
+
+
+def _check_strides(name: str, array) -> None:
+    """Raise an error unless the rows of an array, what its first index selects, are contiguous and begin at multiples
+    of 16 bytes from each other."""
+    row_bytes, *inner = (array.dtype.itemsize * math.prod(array.shape[axis:]) for axis in range(1, array.ndim + 1))
+    if list(array.strides[1:]) != inner or array.strides[0] < row_bytes or array.strides[0] % 16:
+        raise ValueError(f"{name} has shape {tuple(array.shape)} and strides of {tuple(array.strides)} bytes; its rows "
+                         f"must be contiguous, {row_bytes} bytes each, and a multiple of 16 bytes apart")
+
+
+def row_stride(array) -> int:
+    """Return the elements from the beginning of a row of an array to that of the next."""
+    return array.strides[0] // array.dtype.itemsize
+
+
+def flat_rows(array):
+    """Return an array of contiguous rows as a flat one that ends with its last row. Of a view of longer rows, it has
+    what lies between, too."""
+    if array.is_c_contiguous():
+        return array.reshape(array.size)
+    cache = kept(array)
+    if "flat" not in cache:
+        itemsize = array.dtype.itemsize
+        elements = row_stride(array) * (array.shape[0] - 1) + array.size // array.shape[0]
+        cache["flat"] = type(array)((elements,), (itemsize,), array.dtype, gpu_data=array.gpu_data)
+    return cache["flat"]
 
 
 def product_sizes(a, b, *, weights: bool = False, names="ab", dtype=np.float32) -> tuple:

@@ -107,8 +107,9 @@ def test_every_launch_of_both_passes_can_be_replaced():
     assert launched == set(names)
 
 
-def test_memory_is_computed_as_it_is_allocated():
-    config = settings_of("llama").model
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_memory_is_computed_as_it_is_allocated(kind):
+    config = settings_of(kind).model
     kept, shared = buffers(Shape(config), 32)
     model = Model(config, Buffer(config, "bfloat16"), batch=2, length=16, dtype="bfloat16")
     used = [array for group in (*model.layers, model.shared) for array in vars(group).values()]

@@ -4,8 +4,9 @@ its rows: the weights are computed again, so that no matrix of them is kept.
     weights = exp(scale * q @ k.T - lse)        grad_scores = weights * (grad_out @ v.T - delta)
     grad_v = weights.T @ grad_out               grad_q = scale * grad_scores @ k, grad_k = scale * grad_scores.T @ q
 
-Shapes  as in training.py; grad_out, grad_q (T, H, D), grad_k, grad_v (T, KV, D), all of one type; delta (H, T) float32:
-        the sum of grad_out * out over each row, written by the first launch
+Shapes  as in training.py; grad_out, grad_q (T, H, D), grad_k, grad_v (T, KV, D), all of one type; grad_q, grad_k and
+        grad_v may be views as q, k and v, of rows as far apart as theirs; delta (H, T) float32: the sum of grad_out *
+        out over each row, written by the first launch
 Work    five products, 10*H*D flop for each pair of a query and a key that it attends to. The kernels here compute two
         of them twice, because each block sums only the gradients of its own rows: without atomic additions, every run
         gives the same bits
@@ -20,7 +21,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import launch_tiled, unsigned
+from labkit.kernels.arguments import flat_rows, launch_tiled, row_stride, unsigned
 from labkit.kernels.attention.backward_mma import KEY_TILES, QUERY_TILES, make_backward_mma
 from labkit.kernels.attention.flash import scale_for_powers_of_two
 from labkit.kernels.attention.heads import make_load_chunk
@@ -109,27 +110,27 @@ def make_backward_queries_plain(size: int, element: Element):
 
     @cuda.jit
     def attention_backward_queries_plain_kernel(q, k, v, grad_out, lse, delta, cu_seqlens, grad_q, longest, scale,
-                                                grad_scale, group):
+                                                grad_scale, group, q_stride, kv_stride, out_stride):
         keys, values = cuda.shared.array((TILE, SIZE), float32), cuda.shared.array((TILE, SIZE), float32)
         query, grad = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         acc = cuda.local.array(EACH, float32)
         thread, head = u32.threadIdx.x, u32.blockIdx.x
         lane, row0 = thread % LANES, u32.blockIdx.y * ROWS
         head_column, kv_column = head * SIZE, head // group * SIZE
-        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(q)[0], longest, scale)
+        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(lse)[1], longest, scale)
         if row0 >= tokens:
             return
         row = row0 + thread // LANES
         source = begin + min(row, tokens - 1)
-        load_part(query, q, source, head_column, lane)
-        load_part(grad, grad_out, source, head_column, lane)
+        load_part(query, q, source * q_stride + head_column, lane)
+        load_part(grad, grad_out, source * out_stride + head_column, lane)
         shift, row_delta = lse[head, source] * LOG2_E, delta[head, source]
         for i in u32.range(EACH):
             acc[i] = ZERO
         end = min(row0 + ROWS, tokens)
         for key0 in u32.range(0, end, TILE):
-            load_tile(keys, k, begin, key0, end, kv_column, thread)
-            load_tile(values, v, begin, key0, end, kv_column, thread)
+            load_tile(keys, k, kv_stride, begin, key0, end, kv_column, thread)
+            load_tile(values, v, kv_stride, begin, key0, end, kv_column, thread)
             cuda.syncthreads()  # the tile is complete
             for j in u32.range(TILE):
                 weight = ptx.exp2_approx(dot(query, keys, j, lane) * scale - shift)
@@ -140,8 +141,9 @@ def make_backward_queries_plain(size: int, element: Element):
                     acc[i] += grad_score * keys[j, i * LANES + lane]
             cuda.syncthreads()  # the tile is free to overwrite
         if row < tokens:
+            offset = (begin + row) * q_stride + head_column + lane
             for i in u32.range(EACH):
-                grad_q[begin + row, head_column + i * LANES + lane] = to_element(acc[i] * grad_scale)
+                grad_q[offset + i * LANES] = to_element(acc[i] * grad_scale)
 
     attention_backward_queries_plain_kernel.rows = ROWS
     return attention_backward_queries_plain_kernel
@@ -154,27 +156,27 @@ def make_backward_keys_plain(size: int, element: Element):
 
     @cuda.jit
     def attention_backward_keys_plain_kernel(q, k, v, grad_out, lse, delta, cu_seqlens, grad_k, grad_v, longest, scale,
-                                             grad_scale, group):
+                                             grad_scale, group, q_stride, kv_stride, out_stride):
         queries, grads = cuda.shared.array((TILE, SIZE), float32), cuda.shared.array((TILE, SIZE), float32)
         shifts, deltas = cuda.shared.array(TILE, float32), cuda.shared.array(TILE, float32)
         key, value = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         acc_k, acc_v = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         thread, kv_head = u32.threadIdx.x, u32.blockIdx.x
         lane, row0, kv_column = thread % LANES, u32.blockIdx.y * ROWS, kv_head * SIZE
-        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(q)[0], longest, scale)
+        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(lse)[1], longest, scale)
         if row0 >= tokens:
             return
         row = row0 + thread // LANES
         source = begin + min(row, tokens - 1)
-        load_part(key, k, source, kv_column, lane)
-        load_part(value, v, source, kv_column, lane)
+        load_part(key, k, source * kv_stride + kv_column, lane)
+        load_part(value, v, source * kv_stride + kv_column, lane)
         for i in u32.range(EACH):
             acc_k[i], acc_v[i] = ZERO, ZERO
         for member in u32.range(group):
             head = kv_head * group + member
             for query0 in u32.range(row0, tokens, TILE):  # no earlier query sees these keys
-                load_tile(queries, q, begin, query0, tokens, head * SIZE, thread)
-                load_tile(grads, grad_out, begin, query0, tokens, head * SIZE, thread)
+                load_tile(queries, q, q_stride, begin, query0, tokens, head * SIZE, thread)
+                load_tile(grads, grad_out, out_stride, begin, query0, tokens, head * SIZE, thread)
                 if thread < TILE:
                     query = begin + min(uint32(query0 + thread), tokens - 1)
                     shifts[thread], deltas[thread] = lse[head, query] * LOG2_E, delta[head, query]
@@ -189,10 +191,10 @@ def make_backward_keys_plain(size: int, element: Element):
                         acc_k[i] += grad_score * queries[j, i * LANES + lane]
                 cuda.syncthreads()  # the tile is free to overwrite
         if row < tokens:
+            offset = (begin + row) * kv_stride + kv_column + lane
             for i in u32.range(EACH):
-                col = kv_column + i * LANES + lane
-                grad_k[begin + row, col] = to_element(acc_k[i] * grad_scale)
-                grad_v[begin + row, col] = to_element(acc_v[i])
+                grad_k[offset + i * LANES] = to_element(acc_k[i] * grad_scale)
+                grad_v[offset + i * LANES] = to_element(acc_v[i])
 
     attention_backward_keys_plain_kernel.rows = ROWS
     return attention_backward_keys_plain_kernel
@@ -215,13 +217,13 @@ def attention_backward_plain(q, k, v, out, lse, grad_out, cu_seqlens, longest, g
     _, heads, size = q.shape
     kv_heads, sequences = k.shape[1], cu_seqlens.size - 1
     compute_delta(out, grad_out, delta, element, stream)
-    arguments = *in_rows(q, k, v, grad_out), lse, delta, cu_seqlens
+    arguments = *map(flat_rows, (q, k, v, grad_out)), lse, delta, cu_seqlens
     sizes = (*unsigned(longest), scale_for_powers_of_two(size), np.float32(1 / math.sqrt(size)),
-             *unsigned(heads // kv_heads))
+             *unsigned(heads // kv_heads, *map(row_stride, (q, k, out))))
     of_keys, of_queries = make_backward_keys_plain(size, element), make_backward_queries_plain(size, element)
     tiles = -(-longest // of_keys.rows)
-    of_keys[(kv_heads, tiles, sequences), THREADS, stream](*arguments, *in_rows(grad_k, grad_v), *sizes)
-    of_queries[(heads, tiles, sequences), THREADS, stream](*arguments, *in_rows(grad_q), *sizes)
+    of_keys[(kv_heads, tiles, sequences), THREADS, stream](*arguments, *map(flat_rows, (grad_k, grad_v)), *sizes)
+    of_queries[(heads, tiles, sequences), THREADS, stream](*arguments, flat_rows(grad_q), *sizes)
 
 
 # --- Tensor cores -----------------------------------------------------------------------------------------------------
@@ -238,7 +240,6 @@ def attention_backward_mma(q, k, v, out, lse, grad_out, cu_seqlens, longest, gra
                              SIXTEEN_BITS)
     compute_delta(out, grad_out, delta, element, stream)
     (_, heads, size), kv_heads = q.shape, k.shape[1]
-    q, k, v, grad_out, grad_q, grad_k, grad_v = in_rows(q, k, v, grad_out, grad_q, grad_k, grad_v)
     sizes = (*unsigned(longest), scale_for_powers_of_two(size), np.float32(1 / math.sqrt(size)),
              *unsigned(heads // kv_heads))
     sequences = cu_seqlens.size - 1
@@ -246,8 +247,9 @@ def attention_backward_mma(q, k, v, out, lse, grad_out, cu_seqlens, longest, gra
             (True, KEY_TILES[size], kv_heads, (k, v), (q, grad_out), (grad_k, grad_v)),
             (False, QUERY_TILES[size], heads, (q, grad_out), (k, v), (grad_q, grad_q))):
         kernel = make_backward_mma(tile, of_keys, element)
-        launch_tiled(kernel, (blocks, -(-longest // kernel.rows), sequences), stream, *rows, *passing, lse, delta,
-                     cu_seqlens, *gradients, *sizes)
+        launch_tiled(kernel, (blocks, -(-longest // kernel.rows), sequences), stream,
+                     *map(flat_rows, rows + passing), lse, delta, cu_seqlens, *map(flat_rows, gradients), *sizes,
+                     *unsigned(*map(row_stride, rows + passing)))
 
 
 def attention_backward(q, k, v, out, lse, grad_out, cu_seqlens, longest, grad_q, grad_k, grad_v, *, delta, stream=0):

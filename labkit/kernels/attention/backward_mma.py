@@ -18,7 +18,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import resident
-from labkit.kernels.attention.flash import make_copy_rows
+from labkit.kernels.attention.flash import make_copy_strided_rows
 from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
 from labkit.kernels.attention.training import LOG2_E, find_sequence
 from labkit.kernels.elements import Element
@@ -64,8 +64,8 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
     """of_keys: the rows of a block are keys and values, and queries and grad_out pass by; out and second_out have their
     gradients. Otherwise the rows are queries and grad_out, keys and values pass by, and second_out is not used.
 
-    first, second: the matrices of the block's rows; first_passing, second_passing: of those that pass by. group: query
-    heads for each key-value head.
+    first, second: the block's rows, and first_passing, second_passing those that pass by: flat arrays, each with its
+    stride from row to row; out and second_out have that of first. group: query heads for each key-value head.
     """
     SIZE, M_TILES, PASSING, ROWS, WARP_ROWS = tile.size, tile.m_tiles, tile.passing, tile.rows, 16 * tile.m_tiles
     THREADS, LANE_ROWS = 32 * WARPS, 2 * tile.m_tiles
@@ -79,8 +79,8 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
     ROW_WORDS, WORDS_STEP = (WORDS * K_STEPS, WORDS) if IN_REGISTERS else (WORDS, 0)
     STATS = tile.stats_offset
     ELEMENT, store_pair = element.dtype.type, element.store_pair
-    copy_rows = make_copy_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
-    copy_passing = make_copy_rows(PASSING, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+    copy_rows = make_copy_strided_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+    copy_passing = make_copy_strided_rows(PASSING, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     read_rows, add_scores, _, _, add_rows = make_mma_steps(SIZE, M_TILES, PASSING, PITCH, element)
 
     @cuda.jit(device=True)
@@ -93,10 +93,11 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
 
     @cuda.jit(device=True)
     def copy_stage(shared, stats, slot, sources, passing0, tokens, begin, head, column, thread):
-        first, second, lse, delta = sources
+        first, first_stride, second, second_stride, lse, delta = sources
         start = PASSING_OFFSET + slot * STAGE
-        copy_passing(shared, start, first, begin + passing0, begin + tokens, column, thread)
-        copy_passing(shared, start + SECOND_PASSING, second, begin + passing0, begin + tokens, column, thread)
+        row0, rows = begin + passing0, begin + tokens
+        copy_passing(shared, start, first, first_stride, row0, rows, column, thread)
+        copy_passing(shared, start + SECOND_PASSING, second, second_stride, row0, rows, column, thread)
         if of_keys:
             stats_start = STATS + slot * 2 * PASSING
             copy_stats(stats, stats_start, lse, head, begin, passing0, tokens, thread)
@@ -131,19 +132,19 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
                     products[n] = weight * (products[n] - deltas[r])
 
     @cuda.jit(device=True)
-    def store(out, acc, factor, begin, row, tokens, column, lane):
+    def store(out, stride, acc, factor, begin, row, tokens, column, lane):
         """Store this lane's elements of its rows; row: the lane's row 0."""
-        width = u32.shape(out)[1]
         for r in u32.range(LANE_ROWS):
             if row + 8 * r < tokens:
-                offset = (begin + row + 8 * r) * width + column + lane % 4 * 2
+                offset = (begin + row + 8 * r) * stride + column + lane % 4 * 2
                 for j in u32.range(CHUNKS):
                     n = (r // 2 * CHUNKS + j) * 4 + r % 2 * 2
                     store_pair(out, offset + 8 * j, acc[n] * factor, acc[n + 1] * factor)
 
     @cuda.jit(launch_bounds=(THREADS, resident(tile.blocks, THREADS, tile.shared_bytes)))
     def attention_backward_mma_kernel(first, second, first_passing, second_passing, lse, delta, cu_seqlens, out,
-                                      second_out, longest, scale, grad_scale, group):
+                                      second_out, longest, scale, grad_scale, group, first_stride, second_stride,
+                                      first_passing_stride, second_passing_stride):
         shared = cuda.shared.array(0, ELEMENT)
         stats = cuda.shared.array(0, float32)  # the same memory
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -154,7 +155,7 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
         shifts, deltas = cuda.local.array(LANE_ROWS, float32), cuda.local.array(LANE_ROWS, float32)
         thread, head = u32.threadIdx.x, u32.blockIdx.x  # a key-value head, or one of queries
         lane = thread % 32
-        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(first)[0], longest, scale)
+        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(lse)[1], longest, scale)
         tile_row = u32.blockIdx.y if of_keys else u32.gridDim.y - 1 - u32.blockIdx.y  # the most work first
         row0 = tile_row * ROWS
         if row0 >= tokens:
@@ -162,15 +163,15 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
         warp_row0 = row0 + thread // 32 * WARP_ROWS
         row = warp_row0 + lane // 4  # the lane's row 0
         column = head * SIZE
-        copy_rows(shared, 0, first, begin + row0, begin + tokens, column, thread)
-        copy_rows(shared, SECOND, second, begin + row0, begin + tokens, column, thread)
+        copy_rows(shared, 0, first, first_stride, begin + row0, begin + tokens, column, thread)
+        copy_rows(shared, SECOND, second, second_stride, begin + row0, begin + tokens, column, thread)
 
         # The passing tiles: of keys, from the diagonal on, of each query head of the group; of queries, up to it.
         passing_begin = row0 // PASSING * PASSING if of_keys else 0
         passing_end = tokens if of_keys else min(row0 + ROWS, tokens)
         tiles = (passing_end - passing_begin + (PASSING - 1)) // PASSING
         steps = tiles * group if of_keys else tiles
-        sources = first_passing, second_passing, lse, delta
+        sources = first_passing, first_passing_stride, second_passing, second_passing_stride, lse, delta
         passing_head = head * group if of_keys else head // group
         passing0 = passing_begin
         copy_stage(shared, stats, 0, sources, passing0, passing_end, begin, passing_head, passing_head * SIZE, thread)
@@ -231,9 +232,9 @@ def make_backward_mma(tile: BackwardTile, of_keys: bool, element: Element):
                     add_rows(products, acc, words, shared, stage + add_offset, row_chunk, k)
             slot = 1 - slot
 
-        store(out, acc, grad_scale, begin, row, tokens, column, lane)
+        store(out, first_stride, acc, grad_scale, begin, row, tokens, column, lane)
         if of_keys:
-            store(second_out, second_acc, float32(1.0), begin, row, tokens, column, lane)
+            store(second_out, first_stride, second_acc, float32(1.0), begin, row, tokens, column, lane)
 
     kernel = attention_backward_mma_kernel
     kernel.rows, kernel.threads, kernel.shared_bytes = ROWS, THREADS, tile.shared_bytes

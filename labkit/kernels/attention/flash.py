@@ -46,8 +46,9 @@ def takes_flash(size: int, qkv, out, cache) -> bool:
 THREADS = 128
 
 
-def make_copy_rows(num_rows: int, size: int, pitch: int, threads: int, chunk: int, swizzled: bool = False):
-    """Make a device function that starts copying rows row0 to row0 + num_rows - 1 of one head to shared memory.
+def make_copy_strided_rows(num_rows: int, size: int, pitch: int, threads: int, chunk: int, swizzled: bool = False):
+    """Make a device function that starts copying rows row0 to row0 + num_rows - 1 of one head to shared memory, from an
+    array whose rows are `stride` elements apart.
 
     size: elements of a head, which begin at column col0. Rows from `rows` on are filled with zeros. chunk: elements in
     16 bytes. swizzled: the chunks of a row are permuted as swizzle_of says: the same chunk of eight rows lies in eight
@@ -60,17 +61,27 @@ def make_copy_rows(num_rows: int, size: int, pitch: int, threads: int, chunk: in
     divides = num_chunks % threads == 0
 
     @cuda.jit(device=True)
-    def copy_rows(shared, offset, matrix, row0, rows, col0, thread):
-        columns = u32.shape(matrix)[1]
+    def copy_strided_rows(shared, offset, array, stride, row0, rows, col0, thread):
         for i in u32.range(copies):
             index = thread + i * threads
             row, col = index // chunks, index % chunks
             swizzled_col = col ^ row >> shift & mask if swizzled else col
             if divides or index < num_chunks:
                 in_bounds = row0 + row < rows
-                src = (row0 + row) * columns + col0 + col * chunk
+                src = (row0 + row) * stride + col0 + col * chunk
                 ptx.cp_async_16(shared, offset + row * pitch + swizzled_col * chunk,
-                                matrix, src if in_bounds else 0, 16 if in_bounds else 0)
+                                array, src if in_bounds else 0, 16 if in_bounds else 0)
+
+    return copy_strided_rows
+
+
+def make_copy_rows(num_rows: int, size: int, pitch: int, threads: int, chunk: int, swizzled: bool = False):
+    """As make_copy_strided_rows, from a contiguous matrix."""
+    copy_strided_rows = make_copy_strided_rows(num_rows, size, pitch, threads, chunk, swizzled)
+
+    @cuda.jit(device=True)
+    def copy_rows(shared, offset, matrix, row0, rows, col0, thread):
+        copy_strided_rows(shared, offset, matrix, u32.shape(matrix)[1], row0, rows, col0, thread)
 
     return copy_rows
 

@@ -109,10 +109,11 @@ def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int, int]:
     return warps, m_tiles, keys
 
 
-def make_copy_elements(tile: MmaTile, num_rows: int):
-    """Make the function of make_copy_rows for `num_rows` rows as the tile has them in shared memory."""
+def make_copy_elements(tile: MmaTile, num_rows: int, make_copy=make_copy_rows):
+    """Make the function of make_copy_rows, or of make_copy_strided_rows, for `num_rows` rows as the tile has them in
+    shared memory."""
     swizzled, pitch, _, _ = rows_in_shared(tile.size)
-    return make_copy_rows(num_rows, tile.size, pitch, tile.threads, CHUNK, swizzled)
+    return make_copy(num_rows, tile.size, pitch, tile.threads, CHUNK, swizzled)
 
 
 def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, element: Element = FLOAT16):

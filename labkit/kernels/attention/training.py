@@ -2,6 +2,7 @@
 computes the weights again.
 
 Shapes  q, out (T, H, D), k, v (T, KV, D), H a multiple of KV; float32, float16 or bfloat16 (uint16); D 32, 64 or 128.
+        q, k and v may be views of one (T, H + 2*KV, D), as a product leaves them: only their rows must be contiguous.
         lse (H, T) float32. cu_seqlens (B + 1,) int32 in device memory: sequence b is the tokens cu_seqlens[b] to
         cu_seqlens[b + 1] - 1. longest: the length of the longest sequence, which sets the grid; the rows of a sequence
         that is longer are NaN
@@ -17,8 +18,17 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array, launch_tiled, resident, unsigned
-from labkit.kernels.attention.flash import scale_for_powers_of_two
+from labkit.kernels.arguments import (
+    MAX_GRID_YZ,
+    aligned,
+    check_array,
+    flat_rows,
+    launch_tiled,
+    resident,
+    row_stride,
+    unsigned,
+)
+from labkit.kernels.attention.flash import make_copy_strided_rows, scale_for_powers_of_two
 from labkit.kernels.attention.flash_mma import MmaTile, make_copy_elements, make_mma_loop, mma_form, rows_in_shared
 from labkit.kernels.attention.heads import NOT_A_NUMBER
 from labkit.kernels.dtypes import float64_of
@@ -83,13 +93,15 @@ def find_sequence(cu_seqlens, sequence, rows, longest, scale):
 
 def check_training(q, k, v, cu_seqlens, longest, *, by_row: dict, by_key: dict, by_stat: dict, allowed=()) -> Element:
     """Return the element, or raise an error that names the argument. by_row: arrays like q; by_key: like k; by_stat:
-    float32 for each head and token. allowed: the elements that a form takes, all where it is empty."""
+    float32 for each head and token. allowed: the elements that a form takes, all where it is empty.
+
+    q, k, v and the gradients of these may be views of longer rows; q's have one stride, those of k and v another."""
     element = element_of("q", q)
     if allowed and element not in allowed:
         names = " and ".join(one.dtype.name for one in allowed)
         raise TypeError(f"q has dtype {q.dtype}; this form allows {names} only (uint16 holds bfloat16)")
-    check_array("q", q, ndim=3, dtype=element.dtype)
-    check_array("k", k, ndim=3, dtype=element.dtype)
+    check_array("q", q, ndim=3, dtype=element.dtype, strided=True)
+    check_array("k", k, ndim=3, dtype=element.dtype, strided=True)
     (tokens, heads, size), kv_heads = q.shape, k.shape[1]
     if size not in HEAD_SIZES:
         raise ValueError(f"q has heads of {size} elements; {', '.join(map(str, HEAD_SIZES))} are allowed")
@@ -97,9 +109,12 @@ def check_training(q, k, v, cu_seqlens, longest, *, by_row: dict, by_key: dict, 
         raise ValueError(f"q has {heads} heads and k {kv_heads}; the heads of q must be a multiple of those of k, at "
                          f"most {MAX_GRID_YZ:,}")
     for name, array in {"k": k, "v": v, **by_key}.items():
-        check_array(name, array, shape=(tokens, kv_heads, size), dtype=element.dtype)
+        check_array(name, array, shape=(tokens, kv_heads, size), dtype=element.dtype, strided=True)
+        _check_stride(name, array, "k", k)
     for name, array in by_row.items():
-        check_array(name, array, shape=q.shape, dtype=element.dtype)
+        check_array(name, array, shape=q.shape, dtype=element.dtype, strided=name == "grad_q")
+    if "grad_q" in by_row:
+        _check_stride("grad_q", by_row["grad_q"], "q", q)
     for name, array in by_stat.items():
         check_array(name, array, shape=(heads, tokens), dtype=np.float32)
     check_array("cu_seqlens", cu_seqlens, ndim=1, dtype=np.int32)
@@ -113,6 +128,12 @@ def check_training(q, k, v, cu_seqlens, longest, *, by_row: dict, by_key: dict, 
         if not aligned(array):
             raise ValueError(f"{name} must begin at a multiple of 16 bytes; it is a view that does not")
     return element
+
+
+def _check_stride(name: str, array, other_name: str, other) -> None:
+    if row_stride(array) != row_stride(other):
+        raise ValueError(f"{name} has rows {row_stride(array)} elements apart; they must be {row_stride(other)} apart, "
+                         f"as those of {other_name}")
 
 
 def in_rows(*arrays) -> tuple:
@@ -131,18 +152,19 @@ def make_plain_steps(size: int, element: Element):
     SIZE, LANES, to_float = size, size // EACH, element.number
 
     @cuda.jit(device=True)
-    def load_tile(tile, matrix, begin, row0, rows, head_column, thread):
-        """Copy TILE rows of a head to shared memory as float32, zeros from row `rows` on."""
+    def load_tile(tile, array, stride, begin, row0, rows, head_column, thread):
+        """Copy TILE rows of a head to shared memory as float32, zeros from row `rows` on. stride: elements from a row
+        of the array to the next."""
         for index in u32.range(thread, TILE * SIZE, THREADS):
             row, col = index // SIZE, index % SIZE
             inside = row0 + row < rows
-            tile[row, col] = to_float(matrix[begin + row0 + row, head_column + col]) if inside else ZERO
+            tile[row, col] = to_float(array[(begin + row0 + row) * stride + head_column + col]) if inside else ZERO
 
     @cuda.jit(device=True)
-    def load_part(part, matrix, row, head_column, lane):
-        """Load this thread's elements of a row: every LANES-th, so that neighbours read neighbouring banks."""
+    def load_part(part, array, offset, lane):
+        """Load this thread's elements of a head's row: every LANES-th, so that neighbours read neighbouring banks."""
         for i in u32.range(EACH):
-            part[i] = to_float(matrix[row, head_column + i * LANES + lane])
+            part[i] = to_float(array[offset + i * LANES + lane])
 
     @cuda.jit(device=True)
     def dot(part, tile, row, lane):
@@ -165,24 +187,24 @@ def make_training_plain(size: int, element: Element):
     load_tile, load_part, dot = make_plain_steps(size, element)
 
     @cuda.jit
-    def attention_training_plain_kernel(q, k, v, cu_seqlens, out, lse, longest, scale, group):
+    def attention_training_plain_kernel(q, k, v, cu_seqlens, out, lse, longest, scale, group, q_stride, kv_stride):
         keys, values = cuda.shared.array((TILE, SIZE), float32), cuda.shared.array((TILE, SIZE), float32)
         query, acc = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         thread, head = u32.threadIdx.x, u32.blockIdx.x
         lane, row0 = thread % LANES, u32.blockIdx.y * ROWS
         head_column, kv_column = head * SIZE, head // group * SIZE
-        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(q)[0], longest, scale)
+        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(lse)[1], longest, scale)
         if row0 >= tokens:
             return
         row = row0 + thread // LANES
-        load_part(query, q, begin + min(row, tokens - 1), head_column, lane)
+        load_part(query, q, (begin + min(row, tokens - 1)) * q_stride + head_column, lane)
         for i in u32.range(EACH):
             acc[i] = ZERO
         row_max, row_sum = NEG_INF, ZERO
         end = min(row0 + ROWS, tokens)  # no query here sees more
         for key0 in u32.range(0, end, TILE):
-            load_tile(keys, k, begin, key0, end, kv_column, thread)
-            load_tile(values, v, begin, key0, end, kv_column, thread)
+            load_tile(keys, k, kv_stride, begin, key0, end, kv_column, thread)
+            load_tile(values, v, kv_stride, begin, key0, end, kv_column, thread)
             cuda.syncthreads()  # the tile is complete
             for j in u32.range(TILE):
                 score = dot(query, keys, j, lane) * scale
@@ -213,8 +235,9 @@ def attention_training_plain(q, k, v, cu_seqlens, longest, out, lse, *, stream=0
     _, heads, size = q.shape
     kernel = make_training_plain(size, element)
     grid = heads, -(-longest // kernel.rows), cu_seqlens.size - 1
-    kernel[grid, THREADS, stream](*in_rows(q, k, v), cu_seqlens, *in_rows(out), lse, *unsigned(longest),
-                                  scale_for_powers_of_two(size), *unsigned(heads // k.shape[1]))
+    kernel[grid, THREADS, stream](*map(flat_rows, (q, k, v)), cu_seqlens, *in_rows(out), lse, *unsigned(longest),
+                                  scale_for_powers_of_two(size),
+                                  *unsigned(heads // k.shape[1], row_stride(q), row_stride(k)))
 
 
 # --- Tensor cores -----------------------------------------------------------------------------------------------------
@@ -226,34 +249,34 @@ def make_training_mma(size: int, warps: int, m_tiles: int, keys: int, element: E
     TILE = MmaTile(size, warps, m_tiles, keys, element=element)
     SIZE, ROWS, WARP_ROWS, ELEMENT = size, TILE.rows, 16 * m_tiles, element.dtype.type
     ACCUMULATORS, LANE_ROWS, VALUES = TILE.accumulators, TILE.lane_rows, keys * rows_in_shared(size)[1]
-    copy_queries, copy_rows = make_copy_elements(TILE, ROWS), make_copy_elements(TILE, keys)
+    copy_queries, copy_rows = (make_copy_elements(TILE, num_rows, make_copy_strided_rows) for num_rows in (ROWS, keys))
 
     @cuda.jit(device=True)
     def copy_tile(shared, offset, source, key0, end, thread):
-        keys, values, begin, kv_column = source
-        copy_rows(shared, offset, keys, begin + key0, begin + end, kv_column, thread)
-        copy_rows(shared, offset + VALUES, values, begin + key0, begin + end, kv_column, thread)
+        keys, values, stride, begin, kv_column = source
+        copy_rows(shared, offset, keys, stride, begin + key0, begin + end, kv_column, thread)
+        copy_rows(shared, offset + VALUES, values, stride, begin + key0, begin + end, kv_column, thread)
 
     attend, store_rows = make_mma_loop(TILE, copy_tile)
     blocks = max(1, 65_536 // (TILE.registers * TILE.threads))
 
     @cuda.jit(launch_bounds=(TILE.threads, resident(blocks, TILE.threads, TILE.shared_bytes)))
-    def attention_training_mma_kernel(q, k, v, cu_seqlens, out, lse, longest, scale, group):
+    def attention_training_mma_kernel(q, k, v, cu_seqlens, out, lse, longest, scale, group, q_stride, kv_stride):
         shared = cuda.shared.array(0, ELEMENT)
         acc = cuda.local.array(ACCUMULATORS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
         row_max = cuda.local.array(LANE_ROWS, float32)
         thread, head = u32.threadIdx.x, u32.blockIdx.x
         head_column = head * SIZE
-        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(q)[0], longest, scale)
+        begin, tokens, scale = find_sequence(cu_seqlens, u32.blockIdx.z, u32.shape(lse)[1], longest, scale)
         row0 = (u32.gridDim.y - 1 - u32.blockIdx.y) * ROWS  # the tiles with the most work first
         if row0 >= tokens:
             return
         warp_row0 = row0 + thread // 32 * WARP_ROWS
         max_visible = min(warp_row0 + WARP_ROWS, tokens) if warp_row0 < tokens else 0
         lane_row = warp_row0 + thread % 32 // 4  # the lane's row 0
-        copy_queries(shared, 0, q, begin + row0, begin + tokens, head_column, thread)
-        attend(shared, 0, acc, row_sum, row_max, (k, v, begin, head // group * SIZE),
+        copy_queries(shared, 0, q, q_stride, begin + row0, begin + tokens, head_column, thread)
+        attend(shared, 0, acc, row_sum, row_max, (k, v, kv_stride, begin, head // group * SIZE),
                (min(row0 + ROWS, tokens), warp_row0 + 1, max_visible, lane_row + 1, tokens), scale, thread)
         store_rows(shared, 0, acc, row_sum, out, (begin, row0, tokens), head_column, thread)
         for r in u32.range(LANE_ROWS):  # store_rows has inverted row_sum
@@ -276,8 +299,8 @@ def attention_training_mma(q, k, v, cu_seqlens, longest, out, lse, *, stream=0):
     sequences = cu_seqlens.size - 1
     kernel = make_training_mma(size, *mma_form(size, heads * sequences, longest), element)
     grid = heads, -(-longest // kernel.rows), sequences
-    launch_tiled(kernel, grid, stream, *in_rows(q, k, v), cu_seqlens, *in_rows(out), lse, *unsigned(longest),
-                 scale_for_powers_of_two(size), *unsigned(heads // k.shape[1]))
+    launch_tiled(kernel, grid, stream, *map(flat_rows, (q, k, v)), cu_seqlens, *in_rows(out), lse, *unsigned(longest),
+                 scale_for_powers_of_two(size), *unsigned(heads // k.shape[1], row_stride(q), row_stride(k)))
 
 
 def attention_training(q, k, v, cu_seqlens, longest, out, lse, *, stream=0):

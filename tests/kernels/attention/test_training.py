@@ -1,11 +1,11 @@
 """Attention for training, forward and backward: every rung, references against finite differences, the log-sum-exp,
-packed sequences of which each has the same bits anywhere, and what is refused."""
+packed sequences of which each has the same bits anywhere, views of the rows of a product, and what is refused."""
 
 import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels.agree import agree, poison, same_bits
+from labkit.kernels.agree import agree, is_poison, poison, same_bits
 from labkit.kernels.attention.backward import (
     attention_backward,
     attention_backward_mma,
@@ -105,6 +105,32 @@ def test_a_sequence_has_the_same_bits_anywhere(element, forward, backward):
         assert same_bits(many[66:], poison(many[66:].shape, many.dtype))
 
 
+@every_form
+def test_views_of_the_rows_of_a_product(element, forward, backward):
+    """q, k and v beside each other, and their gradients: the bits of contiguous arrays, and nothing else is read or
+    written."""
+    arrays = inputs_backward(np.random.default_rng(4), 2, 45, 20, 2, 1, 32, element)
+    q, k, v, out, lse, grad_out, cu_seqlens, longest = arrays
+    heads = slice(0, 2), slice(2, 3), slice(3, 4)  # of five; nobody has the last
+    product = cuda.to_device(np.concatenate([q, k, v, poison(k.shape, k.dtype)], axis=1))
+    views = [product[:, part] for part in heads]
+    lengths = cuda.to_device(cu_seqlens)
+
+    found = cuda.to_device(poison(out.shape, out.dtype)), cuda.to_device(poison(lse.shape))
+    forward(*views, lengths, longest, *found)
+    for one, alone in zip(found, run_forward(forward, q, k, v, cu_seqlens, longest), strict=True):
+        assert same_bits(one.copy_to_host(), alone)
+
+    gradients = [cuda.to_device(poison(product.shape, q.dtype)) for _ in heads]
+    backward(*views, *map(cuda.to_device, (out, lse, grad_out)), lengths, longest,
+             *(gradient[:, part] for gradient, part in zip(gradients, heads, strict=True)),
+             delta=cuda.to_device(poison(lse.shape)))
+    for gradient, part, alone in zip(gradients, heads, run_backward(backward, *arrays), strict=True):
+        rows = gradient.copy_to_host()
+        assert same_bits(np.ascontiguousarray(rows[:, part]), alone)
+        assert is_poison(np.delete(rows, part, axis=1)).all()
+
+
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16])
 def test_the_picked_forms(element):
     inputs = inputs_backward(np.random.default_rng(3), 2, 19, 7, 2, 2, 32, element)
@@ -142,3 +168,20 @@ def test_errors_name_the_argument():
         attention_backward(q, k, k, q, lse, q, cu_seqlens, 5, q, q, k, delta=lse)
     with pytest.raises(TypeError, match="cu_seqlens has dtype float32"):
         attention_training(q, k, k, ones(2), 5, q, lse)
+
+
+def test_errors_about_views_name_the_argument():
+    q, k, cu_seqlens, lse = ones(5, 4, 32), ones(5, 2, 32), cuda.to_device(np.array([0, 5], np.int32)), ones(4, 5)
+    product = ones(5, 8, 32)
+    view = product[:, :4], product[:, 4:6], product[:, 6:]
+    with pytest.raises(ValueError, match="v has rows 64 elements apart; they must be 256 apart, as those of k"):
+        attention_training(q, view[1], k, cu_seqlens, 5, q, lse)
+    with pytest.raises(ValueError, match="out is not C-contiguous"):
+        attention_training(*view, cu_seqlens, 5, view[0], lse)
+    with pytest.raises(ValueError, match="grad_q has rows 128 elements apart; they must be 256 apart, as those of q"):
+        attention_backward(*view, q, lse, q, cu_seqlens, 5, q, *view[1:], delta=lse)
+    with pytest.raises(ValueError, match="grad_v has rows 64 elements apart; they must be 256 apart, as those of k"):
+        attention_backward(*view, q, lse, q, cu_seqlens, 5, *view[:2], k, delta=lse)
+    with pytest.raises(ValueError, match=r"q has shape \(5, 4, 32\) and strides of \(1024, 256, 4\) bytes; its rows "
+                                         r"must be contiguous, 512 bytes each, and a multiple of 16 bytes apart"):
+        attention_training(ones(5, 4, 64)[:, :, :32], k, k, cu_seqlens, 5, q, lse)
