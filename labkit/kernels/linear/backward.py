@@ -101,7 +101,9 @@ def sum_partials(partials, out, accumulate: bool, stream=0) -> None:
 
 
 OVERHEAD_TOKENS = 128  # of a tile: filling its pipeline, and storing it
-TILED_FLOPS, MMA_FLOPS, WGMMA_FLOPS = 0.38e12, 2.1e12, 7.4e12  # a second, of one SM of an H200
+TILED_FLOPS, MMA_FLOPS = 0.38e12, 2.1e12  # a second, of one SM of an H200
+# 64 columns are slower: wgmma reads as many bytes of the first factor from shared memory for half the products of 128.
+WGMMA_FORMS = {tile: 4.2e12 if tile.cols == 64 else 6.2e12 for tile in wgmma.TILES}
 
 
 def plan_splits(rows: int, cols: int, tokens: int, tile: tuple, step: int, flops: float) -> tuple[float, int]:
@@ -275,9 +277,10 @@ def linear_backward_weight_tiled(grad_out, x, grad_weight, *, accumulate=False, 
 TRANSPOSED_TILES = tuple(tile for tile in PIPELINED_TILES if tile.rows == 128)
 
 
-def best_form(tiles, step: int, flops: float, rows: int, cols: int, tokens: int) -> tuple:
-    """Return (tile, splits of the tokens), of these tiles the one that is done first."""
-    plans = {tile: plan_splits(rows, cols, tokens, (tile.rows, tile.cols), step, flops) for tile in tiles}
+def best_form(forms: dict, step: int, rows: int, cols: int, tokens: int) -> tuple:
+    """Return (tile, splits of the tokens), of these tiles, each with its flop a second, the one that is done first."""
+    plans = {tile: plan_splits(rows, cols, tokens, (tile.rows, tile.cols), step, flops)
+             for tile, flops in forms.items()}
     tile = min(plans, key=plans.get)
     return tile, plans[tile][1]
 
@@ -316,7 +319,7 @@ def linear_backward_weight_pipelined(grad_out, x, grad_weight, *, accumulate=Fal
     _, _, *sizes = _check_weight(grad_out, x, grad_weight, BFLOAT16, FLOAT16)
     _check_chunks(grad_out=grad_out, x=x, grad_weight=grad_weight)
     tiles = usable(TRANSPOSED_TILES) if gpus.chosen_on_gpu() else TRANSPOSED_TILES[:1]
-    form = best_form(tiles, tiles[0].depth, MMA_FLOPS, *sizes)
+    form = best_form(dict.fromkeys(tiles, MMA_FLOPS), tiles[0].depth, *sizes)
     _launch_transposed(_multiply_pipelined, form, grad_out, x, grad_weight, accumulate, workspace, stream)
 
 
@@ -331,7 +334,7 @@ def linear_backward_weight_wgmma(grad_out, x, grad_weight, *, accumulate=False, 
     """As pipelined, on Hopper's tensor cores: a flag of the instruction transposes a factor."""
     _, _, *sizes = _check_weight(grad_out, x, grad_weight, BFLOAT16, FLOAT16)
     _check_chunks(grad_out=grad_out, x=x, grad_weight=grad_weight)
-    form = best_form(wgmma.TILES, DEPTH, WGMMA_FLOPS, *sizes)
+    form = best_form(WGMMA_FORMS, DEPTH, *sizes)
     _launch_transposed(_multiply_wgmma, form, grad_out, x, grad_weight, accumulate, workspace, stream)
 
 
@@ -353,8 +356,8 @@ def linear_backward_workspace(tokens: int, out_features: int, in_features: int) 
     after the other."""
     sizes = out_features, in_features, tokens
     _, tiled = plan_splits(*sizes, (BLOCK_TILE, BLOCK_TILE), BLOCK_K, TILED_FLOPS)
-    _, pipelined = best_form(usable(TRANSPOSED_TILES), TRANSPOSED_TILES[0].depth, MMA_FLOPS, *sizes)
-    _, specialised = best_form(wgmma.TILES, DEPTH, WGMMA_FLOPS, *sizes)
+    _, pipelined = best_form(dict.fromkeys(usable(TRANSPOSED_TILES), MMA_FLOPS), TRANSPOSED_TILES[0].depth, *sizes)
+    _, specialised = best_form(WGMMA_FORMS, DEPTH, *sizes)
     return max(max(tiled, pipelined, specialised) * in_features, max_bias_splits(tokens)) * out_features
 
 

@@ -90,7 +90,7 @@ def test_tokens_are_split():
     """The sizes above make these forms split, so that partial sums are tested."""
     tile = (backward.BLOCK_TILE, backward.BLOCK_TILE)
     assert backward.plan_splits(24, 40, 300, tile, 16, backward.TILED_FLOPS)[1] > 1
-    assert backward.best_form(backward.TRANSPOSED_TILES[:1], 32, backward.MMA_FLOPS, 24, 40, 300)[1] > 1
+    assert backward.best_form({backward.TRANSPOSED_TILES[0]: backward.MMA_FLOPS}, 32, 24, 40, 300)[1] > 1
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_partial_sums_by_wgmma(splits):
