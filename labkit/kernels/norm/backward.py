@@ -1,8 +1,8 @@
 """The gradients of LayerNorm and RMSNorm: of the rows, of the weight and, for LayerNorm, of the bias.
 
 Shapes  x, dout, dx (R, C), weight (C,); all float32, all float16, or all uint16, which holds bfloat16. dweight, dbias
-        (C,): float32 or x's type. C-contiguous. `dx` may be `dout` or `residual` (not in the naive rungs). One kernel
-        per epsilon
+        (C,): float32 or x's type. C-contiguous. `dx` may be `dout` or the fused rungs' residual (dout not in the
+        naive rungs). One kernel per epsilon
 Work    some 15 flops an element; 3*R*C elements: x and dout read once, dx written once
 Source  llm.c, `layernorm_backward`, https://github.com/karpathy/llm.c; Liger Kernel, `rms_norm.py`
 
@@ -32,7 +32,8 @@ WARP_COLUMNS = 768  # up to here a warp has a row, and a lane three octets; beyo
 WARPS = (16, 8)  # per block, where each warp has a row: the first for which the GPU has enough shared memory
 MAX_THREADS = 512  # where a block has a row: beyond 4,096 columns, a thread has two octets
 THREADS_PER_SM = 1024  # of one octet each: 64 registers
-RING_BYTES = 64  # of shared memory for each thread and octet, 64 KB an SM: what 4.2 TB/s needs in flight is 40
+THREADS_PER_SM_LAYERNORM = 768  # of one octet of float32: 80 registers
+RING_BYTES = 64  # of shared memory for each thread and octet: 64 or 96 KB an SM. 4.2 TB/s need 40 KB in flight
 ROW_SUMS = 512  # more bytes of it a block
 
 
@@ -113,9 +114,9 @@ def _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
 
 
 def make_ring(element: Element, vectorized: bool):
-    """Return two device functions. copy(ring, i, step, array, j, valid): eight neighbours of a row to shared memory, in
-    pieces of 16 bytes that lie `step` elements apart, `valid` of them, and zeros after these. load(local, offset,
-    ring, i, step): what the same thread copied, as float32."""
+    """Return two device functions. copy(ring, i, step, array, j, valid): eight neighbours, `valid` of them inside the
+    row, to shared memory, in pieces of 16 bytes that lie `step` elements apart. load(local, offset, ring, i, step):
+    what the same thread has copied, as float32."""
     PIECE = 16 // element.dtype.itemsize
     PIECES, packed, unpack, ELEMENT = 8 // PIECE, element.unpack is not None, element.unpack, element.dtype.type
     zero = ELEMENT(0)
@@ -144,12 +145,13 @@ def make_ring(element: Element, vectorized: bool):
 
 
 def stages_of(element: Element) -> int:
-    """The rows of each thread that the ring holds: 32 bytes of x for every octet, and as many of dout."""
+    """The rows that the ring holds: two of 16 bits or one of float32, for the same bytes in flight."""
     return 4 // element.dtype.itemsize
 
 
-def blocks_per_sm(threads: int, octets: int, warp_per_row: bool) -> int:
-    return 1 if octets > 1 else max(1, THREADS_PER_SM // threads)
+def blocks_per_sm(element: Element, threads: int, octets: int, centred: bool) -> int:
+    most = THREADS_PER_SM_LAYERNORM if centred and element is FLOAT32 else THREADS_PER_SM
+    return 1 if octets > 1 else max(1, most // threads)
 
 
 @kernel_factory
@@ -159,16 +161,28 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
     number of rows. warp_per_row: a warp has a row, not a block. vectorized: whole octets, at multiples of 16
     bytes. with_residual: it is added to dx.
 
-    A thread copies its part of the next rows to shared memory meanwhile (cp.async), and reads only what it copied: no
-    barrier is needed. Shared memory: RING_BYTES for each thread and octet, in the end for the sums of the warps."""
+    While a row is in registers, its threads copy the next one or two to shared memory (cp.async). Each reads only what
+    it has copied, so that no barrier is needed. Shared memory: RING_BYTES for each thread and octet; after the last
+    row it holds the sums of the warps."""
     load, store = ACCESS[element].neighbours(vectorized)
     copy, load_copied = make_ring(element, vectorized)
-    elements, EPS, ELEMENT = 8 * octets, small(epsilon), element.dtype.type
-    resident, STAGES = blocks_per_sm(threads, octets, warp_per_row), stages_of(element)
-    PENDING, PIECE, SUMS = STAGES - 1, 16 // element.dtype.itemsize, 1 + centred
+    elements, EPS, ELEMENT, STAGES = 8 * octets, small(epsilon), element.dtype.type, stages_of(element)
+    PIECE, PENDING, SUMS, BLOCK_WARPS = 16 // element.dtype.itemsize, STAGES - 1, 1 + centred, threads // 32
+    resident = blocks_per_sm(element, threads, octets, centred)
+    # A thread's octets, within a row of x and in the ring: pieces of all threads, octets, x and dout, stages.
+    STEP = 256 if warp_per_row else 8 * threads
+    PIECE_STEP, OCTET_STEP, DOUT = PIECE * threads, 8 * threads, 8 * threads * octets
+    STAGE = 2 * DOUT
 
     @cuda.jit(device=True)
-    def row_sums(a, b, partial, thread, warps):
+    def copy_row(ring, slot, x, dout, offset, remaining):
+        for o in u32.range(octets):
+            i, j, valid = slot + o * OCTET_STEP, offset + o * STEP, remaining - int32(o * STEP)
+            copy(ring, i, PIECE_STEP, x, j, valid)
+            copy(ring, i + DOUT, PIECE_STEP, dout, j, valid)
+
+    @cuda.jit(device=True)
+    def row_sums(a, b, partial, thread):
         """The sums of a and b over a row, in each of its threads. partial: (2, 32), free again after a barrier."""
         a, b = warp_sum(a), warp_sum(b)
         if not warp_per_row:
@@ -176,7 +190,7 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
                 partial[0, thread >> 5], partial[1, thread >> 5] = a, b
             cuda.syncthreads()
             a, b = ZERO, ZERO
-            for w in u32.range(warps):
+            for w in u32.range(BLOCK_WARPS):
                 a += partial[0, w]
                 b += partial[1, w]
         return a, b
@@ -187,16 +201,12 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
         first, second = cuda.shared.array((2, 32), float32), cuda.shared.array((2, 32), float32)
         ring = cuda.shared.array(0, ELEMENT, alignment=16)
         sums = cuda.shared.array(0, float32, alignment=16)  # the same memory
-        thread, threads, columns = u32.threadIdx.x, u32.blockDim.x, u32.size(weight)
-        warp, row, row_step = thread >> 5, u32.blockIdx.x, u32.gridDim.x
-        piece_step = PIECE * threads
-        octet_step, ring_offset = 8 * threads, PIECE * thread
-        array_step = octets * octet_step
+        thread, columns = u32.threadIdx.x, u32.size(weight)
+        warp, lane, slot, row, row_step = thread >> 5, thread & 31, PIECE * thread, u32.blockIdx.x, u32.gridDim.x
         if warp_per_row:
             row, row_step = u32.grid(1) >> 5, u32.gridsize(1) >> 5
-            thread, threads = thread & 31, 32
-        rows, warps, step = u32.size(x) // columns, u32.blockDim.x >> 5, 8 * threads
-        inv_cols, col = ONE / float32(columns), 8 * thread
+        rows, inv_cols = u32.size(x) // columns, ONE / float32(columns)
+        col = 8 * lane if warp_per_row else 8 * thread
         remaining = int32(columns) - int32(col)
         v, g = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
         w = cuda.local.array(8, float32)  # loaded whenever it is used: from L1, and not kept in registers
@@ -204,51 +214,44 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
         for e in range(elements):
             weight_sum[e], bias_sum[e] = ZERO, ZERO
         for stage in u32.range(STAGES):
-            next_row, slot = row + stage * row_step, ring_offset + stage * 2 * array_step
+            next_row = row + stage * row_step
             if next_row < rows:
-                for o in u32.range(octets):
-                    i, j, valid = slot + o * octet_step, next_row * columns + col + o * step, remaining - int32(o * step)
-                    copy(ring, i, piece_step, x, j, valid)
-                    copy(ring, i + array_step, piece_step, dout, j, valid)
+                copy_row(ring, slot + stage * STAGE, x, dout, next_row * columns + col, remaining)
             ptx.cp_async_commit()
-        slot = ring_offset
         while row < rows:  # the same for a whole warp, and for a block with barriers
             offset, next_row = row * columns + col, row + STAGES * row_step
             ptx.cp_async_wait(PENDING)
             for o in u32.range(octets):
-                load_copied(v, 8 * o, ring, slot + o * octet_step, piece_step)
-                load_copied(g, 8 * o, ring, slot + array_step + o * octet_step, piece_step)
-            if next_row < rows:
-                for o in u32.range(octets):
-                    i, j, valid = slot + o * octet_step, next_row * columns + col + o * step, remaining - int32(o * step)
-                    copy(ring, i, piece_step, x, j, valid)
-                    copy(ring, i + array_step, piece_step, dout, j, valid)
+                load_copied(v, 8 * o, ring, slot + o * OCTET_STEP, PIECE_STEP)
+                load_copied(g, 8 * o, ring, slot + DOUT + o * OCTET_STEP, PIECE_STEP)
+            if next_row < rows:  # in flight until this row is done
+                copy_row(ring, slot, x, dout, next_row * columns + col, remaining)
             ptx.cp_async_commit()
             if STAGES == 2:
-                slot = ring_offset + 2 * array_step if slot == ring_offset else ring_offset
+                slot = slot + STAGE if slot < STAGE else slot - STAGE
             mean, mean_g = ZERO, ZERO
             if centred:
                 for o in u32.range(octets):
-                    load(w, 0, weight, col + o * step, remaining - int32(o * step))
+                    load(w, 0, weight, col + o * STEP, remaining - int32(o * STEP))
                     for e in u32.range(8):
                         mean += v[8 * o + e]
                         mean_g += g[8 * o + e] * w[e]
-                mean, mean_g = row_sums(mean, mean_g, first, thread, warps)
+                mean, mean_g = row_sums(mean, mean_g, first, thread)
                 mean *= inv_cols
                 mean_g *= inv_cols
             squares, products = ZERO, ZERO
             for o in u32.range(octets):
-                load(w, 0, weight, col + o * step, remaining - int32(o * step))
+                load(w, 0, weight, col + o * STEP, remaining - int32(o * STEP))
                 for e in u32.range(8):
-                    if remaining > int32(o * step + (0 if vectorized else e)):  # beyond the row, v stays 0
+                    if remaining > int32(o * STEP + (0 if vectorized else e)):  # beyond the row, v stays 0
                         v[8 * o + e] -= mean
                     squares += v[8 * o + e] * v[8 * o + e]
                     products += g[8 * o + e] * w[e] * v[8 * o + e]
-            squares, products = row_sums(squares, products, second, thread, warps)
+            squares, products = row_sums(squares, products, second, thread)
             rstd = cuda.rsqrt(squares * inv_cols + EPS)
             slope = products * inv_cols * rstd * rstd
             for o in u32.range(octets):
-                load(w, 0, weight, col + o * step, remaining - int32(o * step))
+                load(w, 0, weight, col + o * STEP, remaining - int32(o * STEP))
                 for e in u32.range(8 * o, 8 * o + 8):
                     weight_sum[e] += g[e] * v[e] * rstd
                     if centred:
@@ -256,37 +259,35 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
                     v[e] = rstd * (g[e] * w[e - 8 * o] - mean_g - v[e] * slope)
             if with_residual:
                 for o in u32.range(octets):  # all loads, then all additions
-                    load(g, 8 * o, residual, offset + o * step, remaining - int32(o * step))
+                    load(g, 8 * o, residual, offset + o * STEP, remaining - int32(o * STEP))
                 for e in range(elements):
                     v[e] += g[e]
             for o in u32.range(octets):
-                store(dx, offset + o * step, remaining - int32(o * step), v, 8 * o)
+                store(dx, offset + o * STEP, remaining - int32(o * STEP), v, 8 * o)
             if not centred and not warp_per_row:
                 cuda.syncthreads()  # second is free to overwrite; where there is a first, its barrier lies between
             row += row_step
         if warp_per_row:
             cuda.syncthreads()  # every warp has read its last row: the ring's memory is free
-            thread, threads = u32.threadIdx.x, u32.blockDim.x
             for e in u32.range(elements):
                 sums[e * threads + thread] = weight_sum[e]
                 if centred:
                     sums[(elements + e) * threads + thread] = bias_sum[e]
             cuda.syncthreads()
-            lane = thread & 31
             for which in u32.range(SUMS):
-                for e in u32.range(warp, elements, warps):  # one warp's sums after the other's
-                    total, c = ZERO, (e >> 3) * 256 + 8 * lane + (e & 7)
-                    for other in u32.range(warps):
+                for e in u32.range(warp, elements, BLOCK_WARPS):
+                    total, column = ZERO, (e >> 3) * 256 + 8 * lane + (e & 7)
+                    for other in u32.range(BLOCK_WARPS):  # one warp's sums after the other's
                         total += sums[(which * elements + e) * threads + 32 * other + lane]
-                    if c < columns:
-                        partials[u32.blockIdx.x, which, c] = total
+                    if column < columns:
+                        partials[u32.blockIdx.x, which, column] = total
         else:
             for o in u32.range(octets):
                 for e in u32.range(8):
-                    if remaining > int32(o * step + e):
-                        partials[u32.blockIdx.x, 0, col + o * step + e] = weight_sum[8 * o + e]
+                    if remaining > int32(o * STEP + e):
+                        partials[u32.blockIdx.x, 0, col + o * STEP + e] = weight_sum[8 * o + e]
                         if centred:
-                            partials[u32.blockIdx.x, 1, col + o * step + e] = bias_sum[8 * o + e]
+                            partials[u32.blockIdx.x, 1, col + o * STEP + e] = bias_sum[8 * o + e]
 
     return norm_backward_fused_kernel
 
@@ -333,7 +334,7 @@ def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, res
     shared = threads * octets * RING_BYTES
     if lacks := gpus.lacks_shared(shared + ROW_SUMS):
         raise ValueError(f"x has {columns:,} columns, too many for this GPU's shared memory: {lacks}")
-    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(threads, octets, warp_per_row)
+    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(element, threads, octets, centred)
     blocks = min(most, -(-rows // warps) if warp_per_row else rows)
     partials = scratch_for(None, blocks * (1 + centred) * columns, np.float32).reshape(blocks, 1 + centred, columns)
     others = (dx,) if residual is None else (dx, residual)
@@ -356,7 +357,7 @@ def layernorm_backward_naive(x, weight, dout, dx, dweight, dbias, accumulate=Fal
     _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, 32 * WARPS[0], True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 512, True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0, *,
@@ -369,8 +370,8 @@ def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=Fal
 
 def layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0, *,
                        residual=None):
-    """The launcher to use: layernorm_backward_fused. accumulate: add to dweight and dbias, not overwrite them. residual:
-    (R, C), the gradient that reaches x by the way past the norm; dx = residual + the norm's gradient, rounded once."""
+    """The launcher to use: layernorm_backward_fused. accumulate: add to dweight and dbias, not overwrite them.
+    residual: (R, C), of x's type; dx = residual + the norm's gradient, rounded once."""
     _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, residual, centred=True)
 
 
