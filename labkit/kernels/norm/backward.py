@@ -34,7 +34,7 @@ MAX_THREADS = 512  # where a block has a row: beyond 4,096 columns, a thread has
 THREADS_PER_SM = 1024  # of one octet each: 64 registers
 THREADS_PER_SM_LAYERNORM = 768  # of one octet of float32: 80 registers
 RING_BYTES = 64  # of shared memory for each thread and octet: 64 or 96 KB an SM. 4.2 TB/s need 40 KB in flight
-ROW_SUMS = 512  # more bytes of it a block
+ROW_SUMS = 512  # more bytes of it, of a block
 
 
 def norm_backward_reference(x, weight, dout, epsilon=EPSILON, *, centred: bool):
@@ -149,6 +149,10 @@ def stages_of(element: Element) -> int:
     return 4 // element.dtype.itemsize
 
 
+def shared_bytes(threads: int, octets: int) -> int:
+    return threads * octets * RING_BYTES + ROW_SUMS
+
+
 def blocks_per_sm(element: Element, threads: int, octets: int, centred: bool) -> int:
     most = THREADS_PER_SM_LAYERNORM if centred and element is FLOAT32 else THREADS_PER_SM
     return 1 if octets > 1 else max(1, most // threads)
@@ -172,7 +176,8 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
     # A thread's octets, within a row of x and in the ring: pieces of all threads, octets, x and dout, stages.
     STEP = 256 if warp_per_row else 8 * threads
     PIECE_STEP, OCTET_STEP, DOUT = PIECE * threads, 8 * threads, 8 * threads * octets
-    STAGE = 2 * DOUT
+    STAGE, FIRST = 2 * DOUT, threads * octets * RING_BYTES // 4  # after the ring: a row's sums of each warp
+    SECOND = FIRST + 64
 
     @cuda.jit(device=True)
     def copy_row(ring, slot, x, dout, offset, remaining):
@@ -182,23 +187,23 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
             copy(ring, i + DOUT, PIECE_STEP, dout, j, valid)
 
     @cuda.jit(device=True)
-    def row_sums(a, b, partial, thread):
-        """The sums of a and b over a row, in each of its threads. partial: (2, 32), free again after a barrier."""
+    def row_sums(a, b, sums, begin, thread):
+        """The sums of a and b over a row, in each of its threads. sums[begin] and the next 63: free again after a
+        barrier."""
         a, b = warp_sum(a), warp_sum(b)
         if not warp_per_row:
             if thread & 31 == 0:
-                partial[0, thread >> 5], partial[1, thread >> 5] = a, b
+                sums[begin + (thread >> 5)], sums[begin + 32 + (thread >> 5)] = a, b
             cuda.syncthreads()
             a, b = ZERO, ZERO
             for w in u32.range(BLOCK_WARPS):
-                a += partial[0, w]
-                b += partial[1, w]
+                a += sums[begin + w]
+                b += sums[begin + 32 + w]
         return a, b
 
     @cuda.jit(launch_bounds=(threads, resident))
     def norm_backward_fused_kernel(x, weight, dout, residual, dx, partials):
         """partials: (blocks, 1 or 2, C), the sums of dout * xhat and of dout over each block's rows."""
-        first, second = cuda.shared.array((2, 32), float32), cuda.shared.array((2, 32), float32)
         ring = cuda.shared.array(0, ELEMENT, alignment=16)
         sums = cuda.shared.array(0, float32, alignment=16)  # the same memory
         thread, columns = u32.threadIdx.x, u32.size(weight)
@@ -236,7 +241,7 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
                     for e in u32.range(8):
                         mean += v[8 * o + e]
                         mean_g += g[8 * o + e] * w[e]
-                mean, mean_g = row_sums(mean, mean_g, first, thread)
+                mean, mean_g = row_sums(mean, mean_g, sums, FIRST, thread)
                 mean *= inv_cols
                 mean_g *= inv_cols
             squares, products = ZERO, ZERO
@@ -247,7 +252,7 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
                         v[8 * o + e] -= mean
                     squares += v[8 * o + e] * v[8 * o + e]
                     products += g[8 * o + e] * w[e] * v[8 * o + e]
-            squares, products = row_sums(squares, products, second, thread)
+            squares, products = row_sums(squares, products, sums, SECOND, thread)
             rstd = cuda.rsqrt(squares * inv_cols + EPS)
             slope = products * inv_cols * rstd * rstd
             for o in u32.range(octets):
@@ -265,7 +270,7 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
             for o in u32.range(octets):
                 store(dx, offset + o * STEP, remaining - int32(o * STEP), v, 8 * o)
             if not centred and not warp_per_row:
-                cuda.syncthreads()  # second is free to overwrite; where there is a first, its barrier lies between
+                cuda.syncthreads()  # SECOND is free to overwrite; where there is a FIRST, its barrier lies between
             row += row_step
         if warp_per_row:
             cuda.syncthreads()  # every warp has read its last row: the ring's memory is free
@@ -329,10 +334,10 @@ def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, res
     octets = -(-columns // (256 if warp_per_row else 8 * MAX_THREADS))
     warps = -(-columns // (256 * octets))
     if warp_per_row:
-        warps = next(count for count in WARPS if not gpus.lacks_shared(32 * count * octets * RING_BYTES + ROW_SUMS))
+        warps = next(count for count in WARPS if not gpus.lacks_shared(shared_bytes(32 * count, octets)))
     threads = 32 * warps
-    shared = threads * octets * RING_BYTES
-    if lacks := gpus.lacks_shared(shared + ROW_SUMS):
+    shared = shared_bytes(threads, octets)
+    if lacks := gpus.lacks_shared(shared):
         raise ValueError(f"x has {columns:,} columns, too many for this GPU's shared memory: {lacks}")
     most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(element, threads, octets, centred)
     blocks = min(most, -(-rows // warps) if warp_per_row else rows)
@@ -388,15 +393,12 @@ def rmsnorm_backward_naive(x, weight, dout, dx, dweight, accumulate=False, eps=E
 @rung(kernel=(make_norm_backward(FLOAT32, 256, False, 1, True, False, EPSILON), make_sum_partials(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
-def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *,
-                           residual=None):
+def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *, residual=None):
     """As layernorm_backward_fused, with one sum over a row in place of two."""
-    rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=accumulate, eps=eps, stream=stream,
-                     residual=residual)
+    rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=accumulate, eps=eps, stream=stream, residual=residual)
 
 
-def rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *,
-                     residual=None):
+def rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *, residual=None):
     """The launcher to use: rmsnorm_backward_fused. accumulate: add to dweight, not overwrite it. residual: as for
     layernorm_backward."""
     _fused(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, residual, centred=False)
