@@ -15,6 +15,8 @@ SPILLS = {
         40, ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0)), "two blocks of 512 threads on an SM, 64 registers each"),
     "mean_pool_kernel": (
         8, ((12, 0),), "all rows in flight: with 144 registers a thread, an SM would hold one block instead of two"),
+    "norm_backward_fused_kernel": (
+        80, ((7, 5), (8, 0), (8, 6), (8, 9)), "16 warps of an SM with 128 registers a thread, or 32 with 64"),
     "pipelined_kernel": (44, ((8, 0), (8, 6), (8, 9), (10, 0), (12, 0)), "two blocks of an SM, with 128 registers a "
                                                                         "thread, before the loop"),
 }

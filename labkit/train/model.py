@@ -21,10 +21,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from labkit import cuda
-from labkit.kernels.arguments import aligned
 from labkit.kernels.attention.backward import attention_backward
 from labkit.kernels.attention.training import attention_training
-from labkit.kernels.elements import element_of
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.embedding_backward import position_embedding_backward, token_embedding_backward
 from labkit.kernels.gelu import gelu
@@ -35,13 +33,12 @@ from labkit.kernels.linear.backward import (
     linear_backward_weight,
     linear_backward_workspace,
 )
-from labkit.kernels.linear.bf16 import linear
+from labkit.kernels.linear.bf16 import linear, linear_residual
 from labkit.kernels.loss.cross_entropy import cross_entropy
 from labkit.kernels.norm.backward import layernorm_backward, rmsnorm_backward
 from labkit.kernels.norm.half import layernorm_half_warp
 from labkit.kernels.norm.layernorm import EPSILON, layernorm
-from labkit.kernels.norm.rmsnorm import make_residual_sum, rmsnorm
-from labkit.kernels.norm.rows import flat
+from labkit.kernels.norm.rmsnorm import residual_sum, rmsnorm
 from labkit.kernels.rope import rope_split_cache, rope_table
 from labkit.kernels.rope_backward import rope_split_backward
 from labkit.kernels.swiglu import swiglu
@@ -49,7 +46,6 @@ from labkit.kernels.swiglu_backward import swiglu_backward
 from labkit.models.configs import EMBEDDING, HEAD, GPT2Config, LlamaConfig
 from labkit.train.parameters import DTYPES, Buffer
 
-ADD_BLOCK = 256
 # Our names of a layer's parameters -> the files'.
 OF_GPT2 = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj", "norm2": "ln_2", "up": "mlp.c_fc",
            "down": "mlp.c_proj"}
@@ -85,7 +81,7 @@ def buffers(shape: Shape, tokens: int) -> tuple[dict, dict]:
             "lse_f32": (H, T), "mid": (T, C), "normed2": (T, C), "first": (T, shape.first), "gated": (T, shape.inner)}
     products = (((H + 2 * K) * D, C), (C, H * D), (shape.first, C), (C, shape.inner), (shape.vocabulary, C))
     shared = {"x": (T, C), "final": (T, C), "logits": (T, shape.vocabulary), "losses_f32": (T,),
-              "qkv": qkv, "projected": (T, C), "dx": (T, C), "dnormed": (T, C), "dgated": (T, shape.inner),
+              "qkv": qkv, "dx": (T, C), "dnormed": (T, C), "dgated": (T, shape.inner),
               "dfirst": (T, shape.first), "dattended": (T, H, D), "delta_f32": (H, T),
               "workspace_f32": (max(linear_backward_workspace(T, *product) for product in products),),
               **({} if shape.gpt2 else {f"d{name}": size for name, size in split.items()})}
@@ -101,12 +97,6 @@ def activation_bytes(config, tokens: int, dtype: str) -> int:
     shape = Shape(config)
     kept, shared = buffers(shape, tokens)
     return shape.layers * nbytes(kept) + nbytes(shared)
-
-
-def add(x, y, out, stream=0) -> None:
-    """out = x + y; out may be either."""
-    make_residual_sum(element_of("x", x), aligned(x, y, out))[-(-x.size // (8 * ADD_BLOCK)), ADD_BLOCK, stream](
-        *map(flat, (x, y, out)))
 
 
 def normalise(x, weight, bias, out, stream=0) -> None:
@@ -125,11 +115,12 @@ class Kernels:
     layernorm: Callable = normalise
     rmsnorm: Callable = rmsnorm
     linear: Callable = linear
+    linear_residual: Callable = linear_residual  # with another linear or add: those two, one after the other
     rope_split_cache: Callable = rope_split_cache
     attention: Callable = attention_training
     gelu: Callable = gelu
     swiglu: Callable = swiglu
-    add: Callable = add
+    add: Callable = residual_sum
     cross_entropy: Callable = cross_entropy
     token_embedding_backward: Callable = token_embedding_backward
     position_embedding_backward: Callable = position_embedding_backward
@@ -142,6 +133,14 @@ class Kernels:
     attention_backward: Callable = attention_backward
     gelu_backward: Callable = gelu_backward
     swiglu_backward: Callable = swiglu_backward
+
+    def __post_init__(self):
+        if self.linear_residual is linear_residual and (self.linear is not linear or self.add is not residual_sum):
+            object.__setattr__(self, "linear_residual", self._linear_then_add)
+
+    def _linear_then_add(self, x, weight, residual, out, bias=None, stream=0) -> None:
+        self.linear(x, weight, out, bias, stream=stream)
+        self.add(out, residual, out, stream)
 
 
 class Model:
@@ -184,19 +183,22 @@ class Model:
         else:
             self.kernels.rmsnorm(x, self.weights[f"{name}.weight"], out, self.shape.epsilon, stream=stream)
 
-    def norm_backward(self, name: str, x, dout, accumulate: bool, stream) -> None:
-        """dout becomes the gradient of x."""
+    def norm_backward(self, name: str, x, dout, dx, accumulate: bool, stream, residual=None) -> None:
+        """dx: the gradient of x, and of the residual that goes past the norm; it may be dout or residual."""
         weight, gradient = self.weights[f"{name}.weight"], self.gradients[f"{name}.weight"]
         if self.shape.gpt2:
-            self.kernels.layernorm_backward(x, weight, dout, dout, gradient, self.gradients[f"{name}.bias"], accumulate,
-                                            self.shape.epsilon, stream=stream)
+            self.kernels.layernorm_backward(x, weight, dout, dx, gradient, self.gradients[f"{name}.bias"], accumulate,
+                                            self.shape.epsilon, stream=stream, residual=residual)
         else:
-            self.kernels.rmsnorm_backward(x, weight, dout, dout, gradient, accumulate, self.shape.epsilon,
-                                          stream=stream)
+            self.kernels.rmsnorm_backward(x, weight, dout, dx, gradient, accumulate, self.shape.epsilon, stream=stream,
+                                          residual=residual)
 
-    def product(self, name: str, x, out, stream) -> None:
-        self.kernels.linear(rows_of(x), self.weights[f"{name}.weight"], out, self.weights.get(f"{name}.bias"),
-                            stream=stream)
+    def product(self, name: str, x, out, stream, residual=None) -> None:
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        if residual is None:
+            self.kernels.linear(rows_of(x), weight, out, bias, stream=stream)
+        else:
+            self.kernels.linear_residual(rows_of(x), weight, residual, out, bias, stream=stream)
 
     def product_backward(self, name: str, x, dout, dx, accumulate: bool, stream) -> None:
         workspace, bias = self.shared.workspace, self.gradients.get(f"{name}.bias")
@@ -212,9 +214,9 @@ class Model:
         """ids (T,) int32 on the device; the logits of all tokens are in self.logits."""
         s, x = self.shared, self.residuals[0]
         if self.shape.gpt2:
-            self.kernels.token_embedding(ids, self.weights["wte.weight"], s.projected, stream=stream)  # (T, C)
+            self.kernels.token_embedding(ids, self.weights["wte.weight"], s.final, stream=stream)  # (T, C)
             self.kernels.token_embedding(self.positions, self.weights["wpe.weight"], x, stream=stream)
-            self.kernels.add(s.projected, x, x, stream)
+            self.kernels.add(s.final, x, x, stream)
         else:
             self.kernels.token_embedding(ids, self.weights[EMBEDDING], x, stream=stream)
         for layer in range(self.shape.layers):
@@ -232,13 +234,11 @@ class Model:
             self.kernels.rope_split_cache(qkv, self.table, self.positions, self.rows, a.q, a.k.reshape(cache),
                                           a.v.reshape(cache), stream=stream)
         self.kernels.attention(*self.split[index], self.cu_seqlens, self.length, a.attended, a.lse, stream=stream)
-        self.product(self.name(index, "out"), a.attended, s.projected, stream)  # (T, C)
-        self.kernels.add(s.projected, a.x, a.mid, stream)
+        self.product(self.name(index, "out"), a.attended, a.mid, stream, residual=a.x)  # (T, C)
         self.norm(self.name(index, "norm2"), a.mid, a.normed2, stream)
         self.product(self.name(index, "up"), a.normed2, a.first, stream)  # (T, G)
         (self.kernels.gelu if self.shape.gpt2 else self.kernels.swiglu)(a.first, a.gated, stream=stream)  # (T, I)
-        self.product(self.name(index, "down"), a.gated, s.projected, stream)  # (T, C)
-        self.kernels.add(s.projected, a.mid, self.residuals[index + 1], stream)
+        self.product(self.name(index, "down"), a.gated, self.residuals[index + 1], stream, residual=a.mid)  # (T, C)
 
     # --- Backward ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Model:
         self.kernels.linear_backward_weight(self.logits, s.final, self.gradients[HEAD], accumulate=accumulate,
                                             workspace=s.workspace, stream=stream)
         self.kernels.linear_backward_input(self.logits, self.weights[HEAD], s.dx, stream=stream)
-        self.norm_backward("ln_f" if self.shape.gpt2 else "norm", self.residuals[-1], s.dx, accumulate, stream)
+        self.norm_backward("ln_f" if self.shape.gpt2 else "norm", self.residuals[-1], s.dx, s.dx, accumulate, stream)
         for layer in reversed(range(self.shape.layers)):
             self.layer_backward(layer, accumulate, stream)
         self.kernels.token_embedding_backward(ids, s.dx, tokens, accumulate or tied, stream=stream)
@@ -269,16 +269,14 @@ class Model:
         activation_backward = self.kernels.gelu_backward if self.shape.gpt2 else self.kernels.swiglu_backward
         activation_backward(a.first, s.dgated, s.dfirst, stream=stream)
         self.product_backward(self.name(index, "up"), a.normed2, s.dfirst, s.dnormed, accumulate, stream)
-        self.norm_backward(self.name(index, "norm2"), a.mid, s.dnormed, accumulate, stream)
-        self.kernels.add(s.dnormed, s.dx, s.dx, stream)
+        self.norm_backward(self.name(index, "norm2"), a.mid, s.dnormed, s.dx, accumulate, stream, residual=s.dx)
         self.product_backward(self.name(index, "out"), a.attended, s.dx, s.dattended, accumulate, stream)
         self.kernels.attention_backward(*self.split[index], a.attended, a.lse, s.dattended, self.cu_seqlens,
                                         self.length, *self.split_gradients, delta=s.delta, stream=stream)
         if not self.shape.gpt2:
             self.kernels.rope_split_backward(*self.split_gradients, self.table, self.positions, s.qkv, stream=stream)
         self.product_backward(self.name(index, "qkv"), a.normed1, s.qkv, s.dnormed, accumulate, stream)
-        self.norm_backward(self.name(index, "norm1"), a.x, s.dnormed, accumulate, stream)
-        self.kernels.add(s.dnormed, s.dx, s.dx, stream)
+        self.norm_backward(self.name(index, "norm1"), a.x, s.dnormed, s.dx, accumulate, stream, residual=s.dx)
 
     def first_not_finite(self) -> str | None:
         """The first activation of the last forward pass with an element that is not finite, by its layer."""

@@ -14,7 +14,7 @@ import functools
 import numpy as np
 
 from labkit.device import gpus
-from labkit.kernels.arguments import aligned
+from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.elements import BFLOAT16, ELEMENTS, FLOAT32, unchanged
 from labkit.kernels.linear.streamed import (
@@ -45,6 +45,7 @@ from labkit.kernels.matmul.wgmma import (
     multiply_specialised,
     multiply_swiglu,
 )
+from labkit.kernels.norm.rmsnorm import residual_sum
 from labkit.kernels.op import missing, rung
 
 MAX_STREAMED = 8  # tokens up to which weights are streamed
@@ -64,6 +65,22 @@ def linear(x, weight, out, bias=None, stream=0):
     """
     elements = check_linear(x, weight, bias, out)
     _pick(x, weight, out, bias)(x, weight, bias, out, elements, stream=stream)
+
+
+def linear_residual(x, weight, residual, out, bias=None, stream=0):
+    """out = x @ weight.T + bias + residual: where tiles of 16 bits are multiplied, by one kernel that rounds once;
+    elsewhere linear, and then the sum. residual and out: (T, N) of x's type, not the same array."""
+    elements = check_linear(x, weight, bias, out)
+    for name, array in (("out", out), ("residual", residual)):
+        check_array(name, array, shape=out.shape, dtype=x.dtype)
+    if residual is out:
+        raise ValueError("residual is out; it must be another array, as products are stored in out before the sum")
+    picked = _pick(x, weight, out, bias)
+    if picked in (specialised, pipelined) and aligned(residual):
+        picked(x, weight, bias, out, elements, residual=residual, stream=stream)
+        return
+    picked(x, weight, bias, out, elements, stream=stream)
+    residual_sum(out, residual, out, stream)
 
 
 def linear_swiglu(x, gate_up, out, stream=0):
@@ -126,8 +143,8 @@ def swap_ab(x, weight, bias, out, elements=None, *, swiglu: bool = False, stream
     multiply_swap_ab(x, weight, out, swiglu=swiglu, stream=stream)
 
 
-def specialised(x, weight, bias, out, elements=None, stream=0):
-    multiply_specialised(x, weight, bias, out, weights=True, stream=stream)
+def specialised(x, weight, bias, out, elements=None, *, residual=None, stream=0):
+    multiply_specialised(x, weight, bias, out, weights=True, residual=residual, stream=stream)
 
 
 def specialised_floats(x, weight, bias, out, elements=None, stream=0):
@@ -138,12 +155,12 @@ def specialised_swiglu(x, gate_up, bias, out, elements=None, stream=0):
     multiply_swiglu(x, gate_up, out, stream=stream)
 
 
-def pipelined(x, weight, bias, out, elements=None, stream=0):
+def pipelined(x, weight, bias, out, elements=None, *, residual=None, stream=0):
     """Multiply by mma.sync, 16-bit elements in and out."""
-    sizes = check_product(x, weight, bias, None, out, weights=True, dtype=x.dtype, out_dtype=x.dtype)
-    kernel = make_pipelined(pipelined_tile(*sizes), weights=True, bias=bias is not None,
+    sizes = check_product(x, weight, bias, residual, out, weights=True, dtype=x.dtype, out_dtype=x.dtype)
+    kernel = make_pipelined(pipelined_tile(*sizes), weights=True, bias=bias is not None, residual=residual is not None,
                             element=ELEMENTS[np.dtype(x.dtype)])
-    launch(kernel, x, weight, bias, None, out, stream)
+    launch(kernel, x, weight, bias, residual, out, stream)
 
 
 # --- Rungs ------------------------------------------------------------------------------------------------------------

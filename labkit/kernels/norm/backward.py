@@ -1,7 +1,8 @@
 """The gradients of LayerNorm and RMSNorm: of the rows, of the weight and, for LayerNorm, of the bias.
 
 Shapes  x, dout, dx (R, C), weight (C,); all float32, all float16, or all uint16, which holds bfloat16. dweight, dbias
-        (C,): float32 or x's type. C-contiguous. `dx` may be `dout` (not in the naive rungs). One kernel per epsilon
+        (C,): float32 or x's type. C-contiguous. `dx` may be `dout` or the fused rungs' residual (dout not in the
+        naive rungs). One kernel per epsilon
 Work    some 15 flops an element; 3*R*C elements: x and dout read once, dx written once
 Source  llm.c, `layernorm_backward`, https://github.com/karpathy/llm.c; Liger Kernel, `rms_norm.py`
 
@@ -14,9 +15,9 @@ import numpy as np
 from numba import float32, int32
 
 from labkit import cuda, u32
-from labkit.device import gpus
+from labkit.device import gpus, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import check_array
+from labkit.kernels.arguments import check_array, dynamic_shared
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.eights import ACCESS, in_eights
 from labkit.kernels.elements import FLOAT32, Element, element_of
@@ -28,9 +29,12 @@ from labkit.kernels.scan_blocks import scratch_for
 ZERO, ONE = float32(0.0), float32(1.0)
 MAX_COLUMNS = 8192
 WARP_COLUMNS = 768  # up to here a warp has a row, and a lane three octets; beyond, a block has it
-WARPS = 8  # per block, where each warp has a row: a thread has up to 255 registers
+WARPS = (16, 8)  # per block, where each warp has a row: the first for which the GPU has enough shared memory
 MAX_THREADS = 512  # where a block has a row: beyond 4,096 columns, a thread has two octets
-THREADS_PER_SM = 640  # where a block has a row of one octet a thread: at least 96 registers each
+THREADS_PER_SM = 1024  # of one octet each: 64 registers
+THREADS_PER_SM_LAYERNORM = 768  # of one octet of float32: 80 registers
+RING_BYTES = 64  # of shared memory for each thread and octet: 64 or 96 KB an SM. 4.2 TB/s need 40 KB in flight
+ROW_SUMS = 512  # more bytes of it, of a block
 
 
 def norm_backward_reference(x, weight, dout, epsilon=EPSILON, *, centred: bool):
@@ -109,159 +113,215 @@ def _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
 # --- Rows in registers, and each block's sums of its columns ----------------------------------------------------------
 
 
-def blocks_per_sm(threads: int, octets: int, warp_per_row: bool) -> int:
-    return 1 if warp_per_row or octets > 1 else max(1, THREADS_PER_SM // threads)
+def make_ring(element: Element, vectorized: bool):
+    """Return two device functions. copy(ring, i, step, array, j, valid): eight neighbours, `valid` of them inside the
+    row, to shared memory, in pieces of 16 bytes that lie `step` elements apart. load(local, offset, ring, i, step):
+    what the same thread has copied, as float32."""
+    PIECE = 16 // element.dtype.itemsize
+    PIECES, packed, unpack, ELEMENT = 8 // PIECE, element.unpack is not None, element.unpack, element.dtype.type
+    zero = ELEMENT(0)
+
+    @cuda.jit(device=True)
+    def copy(ring, i, step, array, j, valid):
+        if vectorized:
+            nbytes = 16 if valid > 0 else 0  # all eight or none
+            for p in u32.range(PIECES):
+                ptx.cp_async_16(ring, i + p * step, array, j + p * PIECE if valid > 0 else 0, nbytes)
+        else:
+            for e in u32.range(8):
+                ring[i + e // PIECE * step + e % PIECE] = array[j + e] if valid > int32(e) else zero
+
+    @cuda.jit(device=True)
+    def load(local, offset, ring, i, step):
+        for p in u32.range(PIECES):
+            words = ptx.load_shared4(ring, i + p * step)
+            for k in range(4):
+                if packed:
+                    local[offset + 2 * k], local[offset + 2 * k + 1] = unpack(words[k])
+                else:
+                    local[offset + 4 * p + k] = words[k]
+
+    return copy, load
+
+
+def stages_of(element: Element) -> int:
+    """The rows that the ring holds: two of 16 bits or one of float32, for the same bytes in flight."""
+    return 4 // element.dtype.itemsize
+
+
+def shared_bytes(threads: int, octets: int) -> int:
+    return threads * octets * RING_BYTES + ROW_SUMS
+
+
+def blocks_per_sm(element: Element, threads: int, octets: int, centred: bool) -> int:
+    most = THREADS_PER_SM_LAYERNORM if centred and element is FLOAT32 else THREADS_PER_SM
+    return 1 if octets > 1 else max(1, most // threads)
 
 
 @kernel_factory
 def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octets: int, vectorized: bool,
-                       centred: bool, epsilon: float):
+                       centred: bool, epsilon: float, with_residual: bool = False):
     """Make a kernel for blocks of `threads`, rows of up to 8 * octets columns per thread, and a grid smaller than the
     number of rows. warp_per_row: a warp has a row, not a block. vectorized: whole octets, at multiples of 16
-    bytes."""
+    bytes. with_residual: it is added to dx.
+
+    While a row is in registers, its threads copy the next one or two to shared memory (cp.async). Each reads only what
+    it has copied, so that no barrier is needed. Shared memory: RING_BYTES for each thread and octet; after the last
+    row it holds the sums of the warps."""
     load, store = ACCESS[element].neighbours(vectorized)
-    elements, EPS = 8 * octets, small(epsilon)
-    merged, resident = 32 * elements if warp_per_row else 1, blocks_per_sm(threads, octets, warp_per_row)
-    # Rows of 16 bits alone would be too few bytes in flight; larger blocks have too few registers.
-    ahead = not warp_per_row and element is not FLOAT32 and threads <= 256
+    copy, load_copied = make_ring(element, vectorized)
+    elements, EPS, ELEMENT, STAGES = 8 * octets, small(epsilon), element.dtype.type, stages_of(element)
+    PIECE, PENDING, SUMS, BLOCK_WARPS = 16 // element.dtype.itemsize, STAGES - 1, 1 + centred, threads // 32
+    resident = blocks_per_sm(element, threads, octets, centred)
+    # A thread's octets, within a row of x and in the ring: pieces of all threads, octets, x and dout, stages.
+    STEP = 256 if warp_per_row else 8 * threads
+    PIECE_STEP, OCTET_STEP, DOUT = PIECE * threads, 8 * threads, 8 * threads * octets
+    STAGE, FIRST = 2 * DOUT, threads * octets * RING_BYTES // 4  # after the ring: a row's sums of each warp
+    SECOND = FIRST + 64
 
     @cuda.jit(device=True)
-    def row_sums(a, b, partial, thread, warps):
-        """The sums of a and b over a row, in each of its threads. partial: (2, 32), free again after a barrier."""
+    def copy_row(ring, slot, x, dout, offset, remaining):
+        for o in u32.range(octets):
+            i, j, valid = slot + o * OCTET_STEP, offset + o * STEP, remaining - int32(o * STEP)
+            copy(ring, i, PIECE_STEP, x, j, valid)
+            copy(ring, i + DOUT, PIECE_STEP, dout, j, valid)
+
+    @cuda.jit(device=True)
+    def row_sums(a, b, sums, begin, thread):
+        """The sums of a and b over a row, in each of its threads. sums[begin] and the next 63: free again after a
+        barrier."""
         a, b = warp_sum(a), warp_sum(b)
         if not warp_per_row:
             if thread & 31 == 0:
-                partial[0, thread >> 5], partial[1, thread >> 5] = a, b
+                sums[begin + (thread >> 5)], sums[begin + 32 + (thread >> 5)] = a, b
             cuda.syncthreads()
             a, b = ZERO, ZERO
-            for w in u32.range(warps):
-                a += partial[0, w]
-                b += partial[1, w]
+            for w in u32.range(BLOCK_WARPS):
+                a += sums[begin + w]
+                b += sums[begin + 32 + w]
         return a, b
 
     @cuda.jit(launch_bounds=(threads, resident))
-    def norm_backward_fused_kernel(x, weight, dout, dx, partials):
-        """partials: (blocks, 2, C), the sums of dout * xhat and of dout over each block's rows."""
-        first, second = cuda.shared.array((2, 32), float32), cuda.shared.array((2, 32), float32)
-        block_sums = cuda.shared.array((2, merged), float32)
-        thread, threads, columns = u32.threadIdx.x, u32.blockDim.x, u32.size(weight)
-        warp, row, row_step = thread >> 5, u32.blockIdx.x, u32.gridDim.x
+    def norm_backward_fused_kernel(x, weight, dout, residual, dx, partials):
+        """partials: (blocks, 1 or 2, C), the sums of dout * xhat and of dout over each block's rows."""
+        ring = cuda.shared.array(0, ELEMENT, alignment=16)
+        sums = cuda.shared.array(0, float32, alignment=16)  # the same memory
+        thread, columns = u32.threadIdx.x, u32.size(weight)
+        warp, lane, slot, row, row_step = thread >> 5, thread & 31, PIECE * thread, u32.blockIdx.x, u32.gridDim.x
         if warp_per_row:
             row, row_step = u32.grid(1) >> 5, u32.gridsize(1) >> 5
-            thread, threads = thread & 31, 32
-        rows, warps, step = u32.size(x) // columns, threads >> 5, 8 * threads
-        inv_cols, col = ONE / float32(columns), 8 * thread
+        rows, inv_cols = u32.size(x) // columns, ONE / float32(columns)
+        col = 8 * lane if warp_per_row else 8 * thread
         remaining = int32(columns) - int32(col)
         v, g = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
-        w = cuda.local.array(elements, float32)
+        w = cuda.local.array(8, float32)  # loaded whenever it is used: from L1, and not kept in registers
         weight_sum, bias_sum = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
-        next_v, next_g = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
         for e in range(elements):
             weight_sum[e], bias_sum[e] = ZERO, ZERO
-        for o in u32.range(octets):
-            load(w, 8 * o, weight, col + o * step, remaining - int32(o * step))
-        if ahead:
-            load(next_v, 0, x, row * columns + col, remaining)
-            load(next_g, 0, dout, row * columns + col, remaining)
+        for stage in u32.range(STAGES):
+            next_row = row + stage * row_step
+            if next_row < rows:
+                copy_row(ring, slot + stage * STAGE, x, dout, next_row * columns + col, remaining)
+            ptx.cp_async_commit()
         while row < rows:  # the same for a whole warp, and for a block with barriers
-            offset = row * columns + col
-            if ahead:
-                for e in range(elements):
-                    v[e], g[e] = next_v[e], next_g[e]
-                next_row = row + row_step
-                valid = remaining if next_row < rows else int32(0)
-                load(next_v, 0, x, next_row * columns + col, valid)  # in flight until this row is done
-                load(next_g, 0, dout, next_row * columns + col, valid)
-            else:
-                for o in u32.range(octets):
-                    load(v, 8 * o, x, offset + o * step, remaining - int32(o * step))
-                    load(g, 8 * o, dout, offset + o * step, remaining - int32(o * step))
+            offset, next_row = row * columns + col, row + STAGES * row_step
+            ptx.cp_async_wait(PENDING)
+            for o in u32.range(octets):
+                load_copied(v, 8 * o, ring, slot + o * OCTET_STEP, PIECE_STEP)
+                load_copied(g, 8 * o, ring, slot + DOUT + o * OCTET_STEP, PIECE_STEP)
+            if next_row < rows:  # in flight until this row is done
+                copy_row(ring, slot, x, dout, next_row * columns + col, remaining)
+            ptx.cp_async_commit()
+            if STAGES == 2:
+                slot = slot + STAGE if slot < STAGE else slot - STAGE
             mean, mean_g = ZERO, ZERO
             if centred:
-                for e in range(elements):
-                    mean += v[e]
-                    mean_g += g[e] * w[e]
-                mean, mean_g = row_sums(mean, mean_g, first, thread, warps)
+                for o in u32.range(octets):
+                    load(w, 0, weight, col + o * STEP, remaining - int32(o * STEP))
+                    for e in u32.range(8):
+                        mean += v[8 * o + e]
+                        mean_g += g[8 * o + e] * w[e]
+                mean, mean_g = row_sums(mean, mean_g, sums, FIRST, thread)
                 mean *= inv_cols
                 mean_g *= inv_cols
             squares, products = ZERO, ZERO
             for o in u32.range(octets):
+                load(w, 0, weight, col + o * STEP, remaining - int32(o * STEP))
                 for e in u32.range(8):
-                    if remaining > int32(o * step + e):  # beyond the row, v stays 0
+                    if remaining > int32(o * STEP + (0 if vectorized else e)):  # beyond the row, v stays 0
                         v[8 * o + e] -= mean
                     squares += v[8 * o + e] * v[8 * o + e]
-                    products += g[8 * o + e] * w[8 * o + e] * v[8 * o + e]
-            squares, products = row_sums(squares, products, second, thread, warps)
+                    products += g[8 * o + e] * w[e] * v[8 * o + e]
+            squares, products = row_sums(squares, products, sums, SECOND, thread)
             rstd = cuda.rsqrt(squares * inv_cols + EPS)
             slope = products * inv_cols * rstd * rstd
-            for e in range(elements):
-                weight_sum[e] += g[e] * v[e] * rstd
-                bias_sum[e] += g[e]
-                v[e] = rstd * (g[e] * w[e] - mean_g - v[e] * slope)
             for o in u32.range(octets):
-                store(dx, offset + o * step, remaining - int32(o * step), v, 8 * o)
+                load(w, 0, weight, col + o * STEP, remaining - int32(o * STEP))
+                for e in u32.range(8 * o, 8 * o + 8):
+                    weight_sum[e] += g[e] * v[e] * rstd
+                    if centred:
+                        bias_sum[e] += g[e]
+                    v[e] = rstd * (g[e] * w[e - 8 * o] - mean_g - v[e] * slope)
+            if with_residual:
+                for o in u32.range(octets):  # all loads, then all additions
+                    load(g, 8 * o, residual, offset + o * STEP, remaining - int32(o * STEP))
+                for e in range(elements):
+                    v[e] += g[e]
+            for o in u32.range(octets):
+                store(dx, offset + o * STEP, remaining - int32(o * STEP), v, 8 * o)
             if not centred and not warp_per_row:
-                cuda.syncthreads()  # second is free to overwrite; where there is a first, its barrier lies between
+                cuda.syncthreads()  # SECOND is free to overwrite; where there is a FIRST, its barrier lies between
             row += row_step
         if warp_per_row:
-            for w_index in u32.range(WARPS):  # one warp after the other adds its sums
-                if warp == w_index:
-                    for e in u32.range(elements):
-                        if w_index > 0:
-                            weight_sum[e] += block_sums[0, 32 * e + thread]
-                            bias_sum[e] += block_sums[1, 32 * e + thread]
-                        block_sums[0, 32 * e + thread], block_sums[1, 32 * e + thread] = weight_sum[e], bias_sum[e]
-                cuda.syncthreads()
-        if not warp_per_row or warp == WARPS - 1:
+            cuda.syncthreads()  # every warp has read its last row: the ring's memory is free
+            for e in u32.range(elements):
+                sums[e * threads + thread] = weight_sum[e]
+                if centred:
+                    sums[(elements + e) * threads + thread] = bias_sum[e]
+            cuda.syncthreads()
+            for which in u32.range(SUMS):
+                for e in u32.range(warp, elements, BLOCK_WARPS):
+                    total, column = ZERO, (e >> 3) * 256 + 8 * lane + (e & 7)
+                    for other in u32.range(BLOCK_WARPS):  # one warp's sums after the other's
+                        total += sums[(which * elements + e) * threads + 32 * other + lane]
+                    if column < columns:
+                        partials[u32.blockIdx.x, which, column] = total
+        else:
             for o in u32.range(octets):
                 for e in u32.range(8):
-                    if remaining > int32(o * step + e):
-                        partials[u32.blockIdx.x, 0, col + o * step + e] = weight_sum[8 * o + e]
-                        partials[u32.blockIdx.x, 1, col + o * step + e] = bias_sum[8 * o + e]
+                    if remaining > int32(o * STEP + e):
+                        partials[u32.blockIdx.x, 0, col + o * STEP + e] = weight_sum[8 * o + e]
+                        if centred:
+                            partials[u32.blockIdx.x, 1, col + o * STEP + e] = bias_sum[8 * o + e]
 
     return norm_backward_fused_kernel
 
 
-@kernel_factory
-def make_sum_partials(grad: Element, accumulate: bool):
-    load, store = ACCESS[grad].load, ACCESS[grad].store
-
-    @cuda.jit
-    def sum_partials_kernel(partials, dweight, dbias):
-        """A block adds up 32 columns of dweight, or of dbias, with a warp for every 32nd partial sum."""
-        sums = cuda.shared.array((32, 33), float32)  # 33: its columns are in different banks
-        lane, warp = u32.threadIdx.x, u32.threadIdx.y
-        blocks, which, columns = partials.shape[0], u32.blockIdx.y, u32.size(dweight)
-        col, total = 32 * u32.blockIdx.x + lane, ZERO
-        if col < columns:
-            for block in u32.range(warp, blocks, 32):
-                total += partials[block, which, col]
-        sums[warp, lane] = total
-        cuda.syncthreads()
-        total, col = warp_sum(sums[lane, warp]), 32 * u32.blockIdx.x + warp
-        if lane == 0 and col < columns:
-            out = dweight if which == 0 else dbias
-            if accumulate:
-                total += load(out, col)
-            store(out, col, total)
-
-    return sum_partials_kernel
-
-
-def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, centred: bool):
+def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, residual, *, centred: bool):
     element, grad = _check(x, weight, dout, dx, dweight, dbias)
+    if residual is not None:
+        check_array("residual", residual, shape=x.shape, dtype=element.dtype)
     rows, columns = x.shape
     if columns > MAX_COLUMNS:
         raise ValueError(f"x has {columns:,} columns; a block keeps at most {MAX_COLUMNS:,} in registers")
     warp_per_row = columns <= WARP_COLUMNS
     octets = -(-columns // (256 if warp_per_row else 8 * MAX_THREADS))
-    threads = 32 * WARPS if warp_per_row else -(-columns // (256 * octets)) * 32
-    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(threads, octets, warp_per_row)
-    blocks = min(most, -(-rows // WARPS) if warp_per_row else rows)
-    partials = scratch_for(None, blocks * 2 * columns, np.float32).reshape(blocks, 2, columns)
-    kernel = make_norm_backward(element, threads, warp_per_row, octets, in_eights(columns, x, weight, dout, dx),
-                                centred, epsilon)
-    kernel[blocks, threads, stream](flat(x), weight, flat(dout), flat(dx), partials)
+    warps = -(-columns // (256 * octets))
+    if warp_per_row:
+        warps = next(count for count in WARPS if not gpus.lacks_shared(shared_bytes(32 * count, octets)))
+    threads = 32 * warps
+    shared = shared_bytes(threads, octets)
+    if lacks := gpus.lacks_shared(shared):
+        raise ValueError(f"x has {columns:,} columns, too many for this GPU's shared memory: {lacks}")
+    most = (gpus.sm_count() if gpus.chosen_on_gpu() else 1) * blocks_per_sm(element, threads, octets, centred)
+    blocks = min(most, -(-rows // warps) if warp_per_row else rows)
+    partials = scratch_for(None, blocks * (1 + centred) * columns, np.float32).reshape(blocks, 1 + centred, columns)
+    others = (dx,) if residual is None else (dx, residual)
+    kernel = make_norm_backward(element, threads, warp_per_row, octets, in_eights(columns, x, weight, dout, *others),
+                                centred, epsilon, residual is not None)
+    arguments = (flat(x), weight, flat(dout), flat(others[-1]), flat(dx), partials)
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[blocks, threads, stream, shared](*arguments)
     make_sum_partials(grad, accumulate)[(-(-columns // 32), 1 + centred), (32, 32), stream](partials, dweight, dbias)
 
 
@@ -276,18 +336,22 @@ def layernorm_backward_naive(x, weight, dout, dx, dweight, dbias, accumulate=Fal
     _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, 32 * WARPS, True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 512, True, 3, True, True, EPSILON), make_sum_partials(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
-def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0):
+def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0, *,
+                             residual=None):
     """As naive, but x and dout are read once: a warp or a block keeps a row in registers, goes from row to row, and
     adds up its columns meanwhile; a second, small launch adds up these sums, always in the same order."""
-    layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=accumulate, epsilon=epsilon, stream=stream)
+    layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=accumulate, epsilon=epsilon, stream=stream,
+                       residual=residual)
 
 
-def layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0):
-    """The launcher to use: layernorm_backward_fused. accumulate: add to dweight and dbias, not overwrite them."""
-    _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
+def layernorm_backward(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0, *,
+                       residual=None):
+    """The launcher to use: layernorm_backward_fused. accumulate: add to dweight and dbias, not overwrite them.
+    residual: (R, C), of x's type; dx = residual + the norm's gradient, rounded once."""
+    _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, residual, centred=True)
 
 
 # --- RMSNorm ----------------------------------------------------------------------------------------------------------
@@ -303,14 +367,15 @@ def rmsnorm_backward_naive(x, weight, dout, dx, dweight, accumulate=False, eps=E
 @rung(kernel=(make_norm_backward(FLOAT32, 256, False, 1, True, False, EPSILON), make_sum_partials(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
-def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0):
+def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *, residual=None):
     """As layernorm_backward_fused, with one sum over a row in place of two."""
-    rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=accumulate, eps=eps, stream=stream)
+    rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=accumulate, eps=eps, stream=stream, residual=residual)
 
 
-def rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0):
-    """The launcher to use: rmsnorm_backward_fused. accumulate: add to dweight, not overwrite it."""
-    _fused(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, centred=False)
+def rmsnorm_backward(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *, residual=None):
+    """The launcher to use: rmsnorm_backward_fused. accumulate: add to dweight, not overwrite it. residual: as for
+    layernorm_backward."""
+    _fused(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, residual, centred=False)
 
 
 def _check(x, weight, dout, dx, dweight, dbias) -> tuple[Element, Element]:

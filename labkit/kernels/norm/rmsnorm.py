@@ -241,15 +241,22 @@ def make_residual_sum(element: Element, vectorized: bool):
     return residual_sum_kernel
 
 
+def residual_sum(x, residual, total, stream=0) -> None:
+    """total = x + residual, arrays of one type and shape; total may be either."""
+    element = element_of("x", x)
+    for name, array in (("residual", residual), ("total", total)):
+        check_array(name, array, shape=x.shape, dtype=element.dtype)
+    kernel = make_residual_sum(element, in_eights(x.size, x, residual, total))
+    kernel[-(-x.size // (8 * THREADS)), THREADS, stream](flat(x), flat(residual), flat(total))
+
+
 @rung(kernel=(make_residual_sum(BFLOAT16, True), make_rmsnorm(BFLOAT16, False, 1, True, False, EPS)),
       idea="two kernels: add, then normalise", sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def add_rmsnorm_unfused(x, residual, weight, out, eps=EPS, stream=0):
     """The addition writes the sum, RMSNorm reads it again: five rows through memory and two launches."""
-    element = _check_op(x, residual, weight, out)
-    total = out[1]
-    kernel = make_residual_sum(element, in_eights(x.size, x, residual, total))
-    kernel[-(-x.size // (8 * THREADS)), THREADS, stream](flat(x), flat(residual), flat(total))
-    rmsnorm(total, weight, out[0], eps=eps, stream=stream)
+    _check_op(x, residual, weight, out)
+    residual_sum(x, residual, out[1], stream)
+    rmsnorm(out[1], weight, out[0], eps=eps, stream=stream)
 
 
 @rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, True, EPS), idea="one kernel: the sum stays in registers",

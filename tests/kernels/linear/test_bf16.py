@@ -14,6 +14,7 @@ from labkit.kernels.linear.bf16 import (
     arrange_gate_up,
     linear,
     linear_bf16_reference,
+    linear_residual,
     linear_swiglu,
     linear_swiglu_reference,
 )
@@ -182,6 +183,44 @@ def test_the_kernel_is_picked_by_shape_and_gpu(monkeypatch):
 
 needs_wgmma = pytest.mark.skipif(bool(bf16.linear_bf16_wgmma.missing), reason=bf16.linear_bf16_wgmma.missing)
 SIZES = ((3, 16, 72), (130, 264, 200), (66, 80, 328))  # beyond an edge; two tiles down and across; round the ring
+
+
+@pytest.mark.parametrize(("picked", "element", "with_bias"), [
+    pytest.param("specialised", BFLOAT16, True, marks=needs_wgmma),
+    pytest.param("specialised", FLOAT16, False, marks=needs_wgmma), ("pipelined", BFLOAT16, True),
+    (None, BFLOAT16, True), (None, FLOAT32, False)])
+def test_a_residual_is_added(picked, element, with_bias, monkeypatch):
+    """By one kernel that multiplies tiles, rounded once, or by a second launch. The residual stays as it is."""
+    if picked:
+        monkeypatch.setattr(bf16, "_pick", lambda *arguments: getattr(bf16, picked))
+    rng = np.random.default_rng(8)
+    M, N, K = 130, 264, 200
+    x, weight = layer(rng, M, N, K, FLOAT16 if element is FLOAT16 else BFLOAT16)
+    x, weight = element.array_of(float64_of(x)), element.array_of(float64_of(weight))  # exact
+    bias = element.array_of(rng.uniform(-2, 2, N)) if with_bias else None
+    residual = element.array_of(rng.uniform(-4, 4, (M, N)))
+    product = linear_bf16_reference(x, weight) + (float64_of(bias) if with_bias else 0)
+    expected = product + float64_of(residual)
+    on_device = cuda.to_device(residual)
+
+    def launch(x, weight, out):
+        linear_residual(x, weight, on_device, out, cuda.to_device(bias) if with_bias else None)
+
+    out = float64_of(run(launch, (M, N), element.dtype, x, weight))
+    allowed = sum_error(float64_of(x), float64_of(weight)) + element.rounding_error(expected) / 2 + 1e-6
+    if not picked:
+        allowed = allowed + element.rounding_error(product) / 2
+    assert (np.abs(out - expected) <= allowed).all()
+    np.testing.assert_array_equal(on_device.copy_to_host(), residual)
+
+
+def test_a_residual_is_refused():
+    x, out = cuda.to_device(np.ones((4, 8), np.float32)), cuda.to_device(np.ones((4, 8), np.float32))
+    weight = cuda.to_device(np.ones((8, 8), np.float32))
+    with pytest.raises(ValueError, match=r"residual has shape \(8, 8\); it must be \(4, 8\)"):
+        linear_residual(x, weight, weight, out)
+    with pytest.raises(ValueError, match="residual is out; it must be another array"):
+        linear_residual(x, weight, out, out)
 
 
 @needs_wgmma
