@@ -173,7 +173,7 @@ pictures.linear_products()
 # neighbouring $k$. Are this kernel's loads of both factors coalesced, although one factor is transposed?
 
 # %%
-from labkit.kernels.linear.backward import make_sum_partials, make_weight_naive
+from labkit.kernels.linear.backward import make_weight_naive
 
 show_source(make_weight_naive(FLOAT32, FLOAT32, False))
 
@@ -203,10 +203,13 @@ table([(len(set(sums)), min(sums), max(sums), values.astype(np.float64).sum())],
 # About twenty: floating-point addition is not associative. One such difference is harmless. But training repeats this
 # thousands of times, each step starting from the result of the one before, and two runs with the same seed drift apart.
 # A bug that shows up at step 20,000{{ example }} might not show up again. So no backward kernel of the course uses
-# atomics. Each split writes its partial sum, and a second launch adds these up, always in the same order:
+# atomics. Each split writes its partial sum, and a second launch adds these up, always in the same order. A thread of
+# it adds up eight neighbouring elements:
 
 # %%
-show_source(make_sum_partials(FLOAT32, False))
+from labkit.kernels.partial_sums import make_sum_by_threads
+
+show_source(make_sum_by_threads(FLOAT32, False, True))
 
 # %%
 agree(LINEAR_BACKWARD_INPUT)

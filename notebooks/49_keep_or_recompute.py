@@ -112,7 +112,7 @@ table([(report.counts["global_loads"] / x.size,)], {"loads per element, of x, do
 # `dout` for its own columns in registers:
 
 # %%
-from labkit.kernels.norm.backward import make_norm_backward, make_sum_partials
+from labkit.kernels.norm.backward import make_norm_backward
 
 show_source(make_norm_backward(FLOAT32, 512, True, 3, True, True, EPSILON), "while row < rows", "row += row_step")
 
@@ -130,7 +130,9 @@ table([("x", 8192 * 768 * 4 / 1e6), ("partial sums of the weight and the bias", 
 # columns, and each of its 32 warps reads every 32nd partial sum:
 
 # %%
-show_source(make_sum_partials(FLOAT32, False))
+from labkit.kernels.partial_sums import make_sum_by_warps
+
+show_source(make_sum_by_warps(FLOAT32, False))
 
 # %%
 from labkit import agree

@@ -42,7 +42,9 @@ from labkit.kernels.matmul.float32_tiles import (
 from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
 from labkit.kernels.matmul.mma import CHUNK, launch, make_pipelined, unchanged, usable
 from labkit.kernels.matmul.wgmma_tiles import DEPTH
+from labkit.kernels.norm.rows import flat
 from labkit.kernels.op import rung
+from labkit.kernels.partial_sums import sum_partials
 from labkit.kernels.reduce import ZERO
 
 BLOCK = 256
@@ -67,22 +69,6 @@ def linear_backward_bias_reference(grad_out):
 # --- Partial sums -----------------------------------------------------------------------------------------------------
 
 
-@kernel_factory
-def make_sum_partials(element: Element, accumulate: bool):
-    to_float, to_element = element.number, element.element
-
-    @cuda.jit
-    def sum_partials_kernel(partials, out):
-        i = u32.grid(1)
-        if i < u32.size(out):
-            total = ZERO
-            for split in u32.range(u32.shape(partials)[0]):  # always in this order: the same sum every time
-                total += partials[split, i]
-            out[i] = to_element(to_float(out[i]) + total if accumulate else total)
-
-    return sum_partials_kernel
-
-
 def partials_in(workspace, splits: int, size: int):
     """Return `splits` rows of `size` float32: the beginning of the workspace, or new memory if it is None."""
     if workspace is None:
@@ -94,15 +80,9 @@ def partials_in(workspace, splits: int, size: int):
     return workspace[: splits * size].reshape(splits, size)
 
 
-def sum_partials(partials, out, accumulate: bool, stream=0) -> None:
-    """out = the sum of the rows of `partials`, added to what is in out if `accumulate`."""
-    kernel = make_sum_partials(ELEMENTS[np.dtype(out.dtype)], accumulate)
-    kernel[-(-out.size // BLOCK), BLOCK, stream](partials, out.reshape(out.size))
-
-
 OVERHEAD_TOKENS = 128  # of a tile: filling its pipeline, and storing it
 TILED_FLOPS, MMA_FLOPS = 0.38e12, 2.1e12  # a second, of one SM of an H200
-# 64 columns are slower: wgmma reads as many bytes of the first factor from shared memory for half the products of 128.
+# Measured: tiles of 64 columns are slower than the rest.
 WGMMA_FORMS = {tile: 4.2e12 if tile.cols == 64 else 6.2e12 for tile in wgmma.TILES}
 
 
@@ -270,7 +250,7 @@ def linear_backward_weight_tiled(grad_out, x, grad_weight, *, accumulate=False, 
     grid = *blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), splits
     kernel[grid, 256, stream, 4 * RING](*arguments)
     if splits > 1:
-        sum_partials(target, grad_weight, accumulate, stream)
+        sum_partials(target.reshape(splits, 1, grad_weight.size), (flat(grad_weight),), accumulate, stream)
 
 
 # The tiles whose rows, which lie along a row of grad_out, are a power of two: threads copy them in equal parts.
@@ -300,7 +280,7 @@ def _launch_transposed(multiply, form, grad_out, x, grad_weight, accumulate, wor
     target, partial = _target(grad_weight, splits, accumulate, workspace)
     multiply(grad_out, x, target, tile, splits, accumulate and not partial, stream)
     if partial:
-        sum_partials(target.reshape(splits, grad_weight.size), grad_weight, accumulate, stream)
+        sum_partials(target.reshape(splits, 1, grad_weight.size), (flat(grad_weight),), accumulate, stream)
 
 
 def _multiply_pipelined(grad_out, x, target, tile, splits, accumulate, stream):
@@ -445,7 +425,7 @@ def linear_backward_bias_split(grad_out, grad_bias, *, accumulate=False, workspa
     splits = min(max_bias_splits(rows), -(-BLOCKS_PER_SM * wgmma.block_count() // col_blocks))
     partials, rows_per_split = partials_in(workspace, splits, cols), -(-rows // splits)
     make_bias_split(element)[(col_blocks, splits), BLOCK, stream](grad_out, partials, *unsigned(rows_per_split))
-    sum_partials(partials, grad_bias, accumulate, stream)
+    sum_partials(partials.reshape(splits, 1, cols), (grad_bias,), accumulate, stream)
 
 
 def linear_backward_bias(grad_out, grad_bias, *, accumulate=False, workspace=None, stream=0):
