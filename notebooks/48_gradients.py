@@ -327,6 +327,23 @@ table([(int(target), loss, expected, np.abs(row).max()) for target, loss, expect
 agree(CROSS_ENTROPY)
 
 # %% [markdown]
+# The ladder was recorded in bfloat16, at the size above. `passes` loads each logit three times: for the maximum, for the
+# sum and for the gradient. `online` is the kernel above, and `cached` the one that keeps the row in shared memory and
+# loads 128 bits at a time. By their bytes, how many times as fast as `passes` should the other two be?
+
+# %%
+from labkit import measure, plots
+
+plots.ladder(measure.recorded_ladder("cross_entropy_bf16", gpu="NVIDIA H200"), None)
+
+# %% [markdown]
+# With the gradient written once, {{ 4 / 3:.1f }} and {{ 4 / 2:.0f }} times. Measured, `online` is
+# {{ us['passes'] / us['online']:.1f }} times as fast, and `cached` {{ us['passes'] / us['cached']:.1f }} times: the first
+# two load 16 bits at a time, and are not limited by their bytes alone. `cached` takes
+# {{ us['cached'] / bound:.1f }} times as long as its bytes. Compiled PyTorch needs
+# {{ us['PyTorch, compiled'] / us['cached']:.1f }} times its time.
+
+# %% [markdown]
 # ## Every formula checked
 #
 # The references that the kernels agree with are NumPy functions. Each is now compared with a finite difference in
@@ -394,3 +411,8 @@ table(found, {"": "", "by the formula": ".6f", "finite difference is off by": ".
 #
 # In the exercises for this lesson you predict shapes and bytes, write the gradient of a bias and SiLU from a blank
 # page, and add up the gradient of a gather in a fixed order.
+
+# %% [numbers]
+# us = {name.removeprefix('cross_entropy_'): row('cross_entropy_bf16', name).us for name in (
+#     'cross_entropy_passes', 'cross_entropy_online', 'cross_entropy_cached', 'PyTorch, compiled')}
+# bound = 1000 * row('cross_entropy_bf16', 'cross_entropy_cached').bound_ms

@@ -143,6 +143,21 @@ agree(LAYERNORM_BACKWARD)
 agree(RMSNORM_BACKWARD)
 
 # %% [markdown]
+# A kernel that keeps rows in registers still has to wait for the next ones. While a row is being processed, the library's
+# kernel already copies the next two into shared memory with `cp.async` (lesson 08). How close does that bring it to the
+# time of its bytes? The ladder is that of RMSNorm in bfloat16.
+
+# %%
+from labkit import measure
+
+plots.ladder(measure.recorded_ladder("rmsnorm_backward_bf16", gpu="NVIDIA H200"), None)
+
+# %% [markdown]
+# It takes {{ fused / bound:.2f }} times as long as its bytes, and compiled PyTorch {{ compiled / fused:.1f }} times as
+# long as it. The naive rung is slow for its second kernel alone: one thread walks down each column, and there are only
+# {{ columns:, }} columns.
+
+# %% [markdown]
 # ## What is kept
 #
 # The gradients of a transformer's operations need different arrays. Some of these are in memory anyway, and others can
@@ -371,3 +386,9 @@ table(found, {"": "", "by the formula": ".6f", "finite difference is off by": ".
 #
 # In the exercises for this lesson you predict what attention keeps, write the gradient of a row's normalisation from a
 # blank page, and compute the gradients of scores.
+
+# %% [numbers]
+# fused = row('rmsnorm_backward_bf16', 'rmsnorm_backward_fused').us
+# compiled = row('rmsnorm_backward_bf16', 'PyTorch, compiled').us
+# bound = 1000 * row('rmsnorm_backward_bf16', 'rmsnorm_backward_fused').bound_ms
+# columns = 2048

@@ -288,6 +288,29 @@ loss_curve(read_json(find_root() / "data" / "tiny-gpt2" / "training.json")["log"
 # {{ llama_training.settings.train.weight_decay:.1f }} and twice the steps, {{ quantized['int4, rounded to nearest'].same_answers }}
 # do, and all of them with GPTQ{{ if gptq_keeps }}.
 #
+# ## On a GPU
+#
+# How long does a step take, beside PyTorch? The table was recorded on an H200 with GPT-2 small, 124 million parameters,
+# and with the tiny GPT-2. Both sides train in bfloat16 with float32 masters, clip the norm and use AdamW. PyTorch
+# appears three times: as it is called, compiled, and compiled with CUDA graphs. With which of the two models do you
+# expect to gain more?
+
+# %%
+from labkit import measure
+
+rows = measure.recorded_series("train_step", gpu="NVIDIA H200")["rows"]
+table([(row["run"], f"{row['batch']} x {row['length']:,}", row["ms"]["p50"], *row["torch"].values()) for row in rows],
+      {"model": "", "windows": "", "labkit, ms": ".2f", "PyTorch, ms": ".2f", "compiled": ".2f", "in graphs": ".2f"})
+
+# %% [markdown]
+# With the tiny one: {{ gain['tiny GPT-2']:.1f }} times as fast as the fastest of PyTorch's, and
+# {{ gain['GPT-2 small']:.2f }} times for GPT-2 small. A step of the tiny model is more than two hundred launches of a few
+# microseconds each. Here they are two graphs, with nothing of Python between the kernels. PyTorch's graphs hold the
+# passes only, and clipping and the optimiser are launched one by one. GPT-2 small spends more than half of its step in
+# matrix products, which cuBLAS computes as fast. There is something to gain in the other kernels: cross entropy (lesson
+# 48), the norms (lesson 49), and residuals that are added in the epilogue of a product (lesson 27). Attention's backward
+# pass, a sixth of the step, computes seven products where five would do (lesson 49).
+#
 # ## More GPUs
 #
 # With *data parallelism* every GPU has the whole model, and computes the gradients for its own windows. Then the
@@ -378,4 +401,6 @@ table([(name, count, 100 * efficiency(count, LINKS[name], 1e8), 100 * efficiency
 # learning rates from a blank page, and average the gradients of several workers.
 
 # %% [numbers]
+# gain = {one.run: min([one.torch[way] for way in ('eager', 'compiled', 'compiled, in CUDA graphs')]) / one.ms.p50
+#         for one in series.train_step.rows}
 # gptq_keeps = quantized['int4, GPTQ'].same_answers == quantized['bfloat16'].same_answers

@@ -28,7 +28,7 @@ NOT_COMPILED = "PyTorch was not measured compiled"
 NO_VLLM = "vLLM was not measured"
 HIGHLIGHTS = (  # (source, what the size has): README's ten rows
     ("matmul_tf32", {"M": 4096}), ("histogram", {"S": 100}), ("matmul_bf16", {"M": 4096}),
-    ("matmul_half", {"M": 4096}), ("minilm_corpus", {"texts": 2000}), ("paged_decode_bf16", {"B": 64}),
+    ("train_step", {"run": "GPT-2 small"}), ("minilm_corpus", {"texts": 2000}), ("paged_decode_bf16", {"B": 64}),
     ("softmax", {"C": 8192}), ("llama_decode", {"sequences": 1}), ("attention_half_causal", {"S": 4096}),
     ("token_times", {"dtype": "float16"}))
 

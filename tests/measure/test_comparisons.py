@@ -105,9 +105,6 @@ def test_every_baseline_that_was_recorded_is_in_the_comparison():
                 assert one.baseline[1] <= min(row.ms for row in others)
 
 
-NOT_RECORDED = {"train_step"}  # series that no GPU has taken yet
-
-
 def _of_libraries(one: comparisons.Comparison) -> list:
     """What was recorded of other libraries at this work of a series, in its unit; None where a way did not run."""
     series = RECORDED["series"][one.source]
@@ -128,7 +125,7 @@ def _of_libraries(one: comparisons.Comparison) -> list:
 def test_no_recorded_way_of_a_library_is_left_out_of_a_series():
     """The fastest of all of them is the baseline, whatever it is called."""
     found = [one for one in compare(RECORDED) if one.source in comparisons.SERIES]
-    assert {one.source for one in found} == set(comparisons.SERIES) - NOT_RECORDED
+    assert {one.source for one in found} == set(comparisons.SERIES)
     for one in found:
         numbers = [value for value in _of_libraries(one) if isinstance(value, int | float)]
         if numbers:

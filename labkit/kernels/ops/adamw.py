@@ -88,7 +88,8 @@ def adamw_op(name: str, gradient: Element):
             timed_gpu={"n": 124_475_904},  # GPT-2, of 124 million parameters
             timed_cpu={"n": 2**16},
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations", prepare=_with_copies),
+        baselines=(Baseline("PyTorch", "torch", _torch, note="elementwise operations", prepare=_with_copies,
+                            compile=_torch),  # as it is: with an `out` of its own the copies would not be written
                    *(FUSED,) * (gradient == FLOAT32)),
     )
 
