@@ -327,6 +327,8 @@ table([(int(target), loss, expected, np.abs(row).max()) for target, loss, expect
 agree(CROSS_ENTROPY)
 
 # %% [markdown]
+# ## The ladder of cross entropy
+#
 # The ladder was recorded in bfloat16, at the size above. `passes` loads each logit three times: for the maximum, for the
 # sum and for the gradient. `online` is the kernel above, and `cached` the one that keeps the row in shared memory and
 # loads 128 bits at a time. By their bytes, how many times as fast as `passes` should the other two be?

@@ -143,6 +143,8 @@ agree(LAYERNORM_BACKWARD)
 agree(RMSNORM_BACKWARD)
 
 # %% [markdown]
+# ## The next row is on its way
+#
 # A kernel that keeps rows in registers still has to wait for the next ones. While a row is being processed, the library's
 # kernel already copies the next two into shared memory with `cp.async` (lesson 08). How close does that bring it to the
 # time of its bytes? The ladder is that of RMSNorm in bfloat16.
@@ -153,9 +155,9 @@ from labkit import measure
 plots.ladder(measure.recorded_ladder("rmsnorm_backward_bf16", gpu="NVIDIA H200"), None)
 
 # %% [markdown]
-# It takes {{ fused / bound:.2f }} times as long as its bytes, and compiled PyTorch {{ compiled / fused:.1f }} times as
-# long as it. The naive rung is slow for its second kernel alone: one thread walks down each column, and there are only
-# {{ columns:, }} columns.
+# The fused kernel takes {{ fused / bound:.2f }} times as long as its bytes, and compiled PyTorch
+# {{ compiled / fused:.1f }} times as long as the fused kernel. The naive rung is slow mainly because of its second
+# kernel: one thread walks down each column, and there are only {{ columns:, }} columns.
 
 # %% [markdown]
 # ## What is kept
