@@ -10,6 +10,9 @@ and o (2), and gate_up's norm (1): 19 us, 8 of them exposed. Between gate_up and
 layer takes 37 us and, with the first loads, the greedy token and the launches for sampling (0.03 ms), the step 0.75 ms,
 where the graph of launches takes 0.92. With eight sequences a block has eight items of attention, some 1.5 us each
 (+10 us), and reads eight rows of activations from L2 (+4 us): 0.97 ms.
+
+Measured on 29 November 2026: 0.91 and 1.40 ms. In a layer, blocks wait 20 us at the joins, 2 to 6 at each, where 9.5
+were predicted; and with eight sequences attention takes 26 us instead of 14.
 """
 
 from __future__ import annotations
