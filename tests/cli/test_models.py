@@ -16,6 +16,7 @@ def compare(monkeypatch, tmp_path):
     return lambda *arguments: CliRunner().invoke(cli.app, ["compare", *arguments])
 
 
+@pytest.mark.sweep
 def test_compare_agrees_and_dumps(compare, path, tmp_path):  # noqa: F811
     done = compare(str(path), "a kernel", "--dump", "dump")
     assert done.exit_code == 0, done.output

@@ -24,6 +24,7 @@ def quantize(monkeypatch, tmp_path):
     return lambda *arguments: CliRunner().invoke(cli.app, ["quantize", *arguments])
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("arguments, format, method", [
     ((), "int4 in groups of 32", "rtn"), (("--zeros", "--calibration", "texts"), "int4 in groups of 32", "gptq"),
     (("--bits", "8"), "int8", "rtn"), (("--format", "fp8"), "fp8", "rtn"),

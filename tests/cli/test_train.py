@@ -49,6 +49,7 @@ def train(tmp_path, monkeypatch):
     return lambda *arguments: CliRunner().invoke(cli.app, ["train", "tiny.toml", *arguments])
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_stopped_ends_with_the_same_bits(train, tmp_path):
     assert train("--out", "whole").exit_code == 0
     assert train("--out", "parts", "--steps", "1").exit_code == 0

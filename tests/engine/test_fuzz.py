@@ -180,7 +180,8 @@ def noted(text: str):
         raise
 
 
-@pytest.mark.parametrize("seed", [SUITE, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SEEDS)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [SUITE, *SEEDS])
 def test_outputs_are_the_models_in_too_little_memory(seed):
     rng = np.random.default_rng(seed)
     small = seed == SUITE

@@ -46,6 +46,7 @@ def served(model, prompts, params, pages=64, seats=8, budget=32, **options):
     return [[one.token_ids for one in output.outputs] for output in llm.generate(prompts, params)], llm
 
 
+@pytest.mark.sampled(1, sweep=9)
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 def test_greedy_tokens_are_the_models(model, penalty):
     """Those after the first come from graphs, with penalties from other ones."""

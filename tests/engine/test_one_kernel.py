@@ -1,6 +1,7 @@
 """An engine whose decoding steps are one launch: the tokens are those of a greedy model in float64."""
 
 import numpy as np
+import pytest
 
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.model_runner import ModelRunner
@@ -27,6 +28,7 @@ def generated(model, prompts, count):
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
+@pytest.mark.sweep
 def test_the_engine_writes_what_the_reference_writes():
     """Three sequences in a bucket of four, so that a row of the launch is padding; one of them enters a new page."""
     model, prompts = one_kernel_model("float16"), random_prompts(SMALL, (14, 1, 20), seed=6)

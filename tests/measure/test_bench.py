@@ -52,6 +52,7 @@ def test_an_unknown_operation_is_named():
         bench.collect("sofmax")
 
 
+@pytest.mark.sweep
 def test_main_writes_json_and_plots_into_out(folders, console):
     out = folders / "out"
     assert bench.main(console, ops=["matmul"], out=str(out), quick=True) == 0

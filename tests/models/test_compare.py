@@ -95,6 +95,7 @@ def test_beside_transformers(name, tmp_path):
         assert wrong.numpy.passed and wrong.transformers.first.name == "h.1.out" and not wrong.passed
 
 
+@pytest.mark.sweep
 def test_an_encoder():
     model = MiniLM(SMALL_BERT, bert_tensors(SMALL_BERT), np.float32)
     found = compare_model(model, [1, 2, 3])

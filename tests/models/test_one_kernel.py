@@ -44,6 +44,7 @@ def decoded(dtype, config, chosen=(0, 1, 2)):
     return prompts, logits, model.one_kernel.buffers.tokens.copy_to_host()[: len(chosen)], cache
 
 
+@pytest.mark.sampled(1, sweep=9)
 @pytest.mark.parametrize(("dtype", "config"), [
     ("bfloat16", FOUR_HEADS), ("float16", SMALL), ("float16", dataclasses.replace(SMALL, num_key_value_heads=2))])
 def test_logits_tokens_and_cache_are_numpys(dtype, config):

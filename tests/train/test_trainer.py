@@ -37,6 +37,7 @@ def state(trainer) -> list:
     return [getattr(trainer.buffer, name).copy_to_host() for name in ("master", "m", "v", "copy")]
 
 
+@pytest.mark.sampled(1, sweep=9)
 @pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "bfloat16")])
 def test_a_resumed_run_has_the_same_bits(tmp_path, kind, dtype):
     whole = trained(kind, dtype=dtype)

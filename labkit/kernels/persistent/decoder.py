@@ -21,8 +21,8 @@ QUERY_PAD = 4  # float32 between the two parts of a query in shared memory, whic
 class Decoder:
     """Llama's sizes; qkv_rows etc. are rows of weights. warps: of a block that compute, each with every warps-th group
     of columns; one more copies. in_flight: stages that an SM copies at once, of 16 KB; the memory's 4.2 TB/s times the
-    microsecond that a copy takes are two for each of 132 SMs, and an H200 was fastest with three. timed: record when
-    each block begins and ends each phase."""
+    microsecond that a copy takes are two for each of 132 SMs. timed: record when each block begins and ends each
+    phase."""
 
     hidden: int
     heads: int
@@ -35,7 +35,7 @@ class Decoder:
     element: Element = BFLOAT16
     warps: int = 16
     stages: int = 12
-    in_flight: int = 3
+    in_flight: int = 4
     timed: bool = False
 
     @property

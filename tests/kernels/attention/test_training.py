@@ -34,7 +34,7 @@ every_form = pytest.mark.parametrize(("element", "forward", "backward"), [
 
 # Its kernels take minutes to compile; the suite has them at one size, in the tests below.
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.sweep if name == "attention_backward_bf16" else []) for name in OPS])
+    pytest.param(name, marks=[] if name == "attention_training" else pytest.mark.sweep(every=True)) for name in OPS])
 def test_every_rung_agrees(name):
     assert agree(op(name), seed=1).passed
 
@@ -81,6 +81,7 @@ def test_log_sum_exp(element, forward, backward):
     np.testing.assert_allclose(lse, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sweep(every=True)
 @every_form
 def test_a_sequence_has_the_same_bits_anywhere(element, forward, backward):
     """Alone, and packed behind another one; tokens of no sequence are neither read nor written."""
