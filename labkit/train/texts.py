@@ -102,6 +102,8 @@ def text_file(path: Path) -> str:
 def token_file(path: Path) -> np.ndarray:
     try:
         ids = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"data.tokens: {path} does not exist") from None
     except (OSError, ValueError) as error:
         raise UserError(f"data.tokens: {path} is no NumPy file that can be read: {error}") from None
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -9,7 +9,7 @@ import pytest
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
 from labkit.train.settings import Settings, Train
-from labkit.train.texts import Texts, train_tokenizer
+from labkit.train.texts import Texts, token_file, train_tokenizer
 from labkit.train.trainer import bytes_needed, check_memory
 from tests.train.tiny import GPT2, LLAMA, MODELS, TRAIN, settings_of, texts_of
 
@@ -129,3 +129,13 @@ def test_files_that_are_held_out(tmp_path):
     (tmp_path / "t.json").write_text(train_tokenizer(["abc"], 257).to_str())
     texts = Texts.read(Settings.of(entries, tmp_path))
     assert (texts.tokens == np.arange(40)).all() and (texts.held_out == np.arange(20)).all()
+
+
+def test_token_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "text.npy").write_text("no numbers")
+    np.save(tmp_path / "floats.npy", np.zeros(4))
+    for name, message in (("none", "data.tokens: .*none.npy does not exist"),
+                          ("text", "data.tokens: .*text.npy is no NumPy file that can be read"),
+                          ("floats", "data.tokens: .*floats.npy must hold one array of whole numbers")):
+        with pytest.raises(UserError, match=message):
+            token_file(tmp_path / f"{name}.npy")
