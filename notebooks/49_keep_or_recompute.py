@@ -114,7 +114,7 @@ table([(report.counts["global_loads"] / x.size,)], {"loads per element, of x, do
 # %%
 from labkit.kernels.norm.backward import make_norm_backward
 
-show_source(make_norm_backward(FLOAT32, 512, True, 3, True, True, EPSILON), "while row < rows", "row += row_step")
+show_source(make_norm_backward(FLOAT32, 256, True, 3, True, True, EPSILON), "while row < rows", "row += row_step")
 
 # %% [markdown]
 # At the end each block stores its column sums, and a second launch adds these up, always in the same order (lesson 48).

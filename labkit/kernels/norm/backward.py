@@ -12,7 +12,7 @@ from x: the forward pass keeps none. No atomics: every run adds up the same numb
 """
 
 import numpy as np
-from numba import float32, int32
+from numba import float32, int32, uint32
 
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
@@ -117,7 +117,8 @@ def _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, *, 
 def make_ring(element: Element, vectorized: bool):
     """Return two device functions. copy(ring, i, step, array, j, valid): eight neighbours, `valid` of them inside the
     row, to shared memory, in pieces of 16 bytes that lie `step` elements apart. load(local, offset, ring, i, step):
-    what the same thread has copied, as float32."""
+    these eight, as float32. Of float32 in pieces, each lane copies every 32nd piece of its warp's 64: both neighbours
+    of 32 bytes are one sector of L2, which would be read twice."""
     PIECE = 16 // element.dtype.itemsize
     PIECES, packed, unpack, ELEMENT = 8 // PIECE, element.unpack is not None, element.unpack, element.dtype.type
     zero = ELEMENT(0)
@@ -125,9 +126,17 @@ def make_ring(element: Element, vectorized: bool):
     @cuda.jit(device=True)
     def copy(ring, i, step, array, j, valid):
         if vectorized:
-            nbytes = 16 if valid > 0 else 0  # all eight or none
-            for p in u32.range(PIECES):
-                ptx.cp_async_16(ring, i + p * step, array, j + p * PIECE if valid > 0 else 0, nbytes)
+            if PIECES == 1:
+                ptx.cp_async_16(ring, i, array, j if valid > 0 else 0, 16 if valid > 0 else 0)  # all eight or none
+            else:
+                lane = u32.threadIdx.x & 31
+                for p in u32.range(2):
+                    piece = lane + 32 * p  # of the warp's
+                    owner, half = piece // 2, piece % 2
+                    inside = valid + 8 * int32(lane) > 8 * int32(owner)
+                    source = j - 8 * lane + PIECE * piece if inside else uint32(0)
+                    ptx.cp_async_16(ring, i - PIECE * lane + PIECE * owner + half * step, array, source,
+                                    16 if inside else 0)
         else:
             for e in u32.range(8):
                 ring[i + e // PIECE * step + e % PIECE] = array[j + e] if valid > int32(e) else zero
@@ -167,13 +176,13 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
     bytes. with_residual: it is added to dx.
 
     While a row is in registers, its threads copy the next one or two to shared memory (cp.async). Each reads only what
-    it has copied, so that no barrier is needed. Shared memory: RING_BYTES for each thread and octet; after the last
-    row it holds the sums of the warps."""
+    it has copied, or its warp in float32, so that no barrier is needed. Shared memory: RING_BYTES for each thread and
+    octet; after the last row it holds the sums of the warps."""
     load, store = ACCESS[element].neighbours(vectorized)
     copy, load_copied = make_ring(element, vectorized)
     elements, EPS, ELEMENT, STAGES = 8 * octets, small(epsilon), element.dtype.type, stages_of(element)
     PIECE, PENDING, SUMS, BLOCK_WARPS = 16 // element.dtype.itemsize, STAGES - 1, 1 + centred, threads // 32
-    resident = blocks_per_sm(element, threads, octets, centred)
+    resident, by_warp = blocks_per_sm(element, threads, octets, centred), vectorized and element is FLOAT32
     # A thread's octets, within a row of x and in the ring: pieces of all threads, octets, x and dout, stages.
     STEP = 256 if warp_per_row else 8 * threads
     PIECE_STEP, OCTET_STEP, DOUT = PIECE * threads, 8 * threads, 8 * threads * octets
@@ -227,9 +236,13 @@ def make_norm_backward(element: Element, threads: int, warp_per_row: bool, octet
         while row < rows:  # the same for a whole warp, and for a block with barriers
             offset, next_row = row * columns + col, row + STAGES * row_step
             ptx.cp_async_wait(PENDING)
+            if by_warp:
+                cuda.syncwarp()  # the other lanes' pieces have arrived, too
             for o in u32.range(octets):
                 load_copied(v, 8 * o, ring, slot + o * OCTET_STEP, PIECE_STEP)
                 load_copied(g, 8 * o, ring, slot + DOUT + o * OCTET_STEP, PIECE_STEP)
+            if by_warp:
+                cuda.syncwarp()  # every lane has read its pieces
             if next_row < rows:  # in flight until this row is done
                 copy_row(ring, slot, x, dout, next_row * columns + col, remaining)
             ptx.cp_async_commit()
@@ -309,7 +322,8 @@ def _fused(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, res
     octets = -(-columns // (256 if warp_per_row else 8 * MAX_THREADS))
     warps = -(-columns // (256 * octets))
     if warp_per_row:
-        warps = next(count for count in WARPS if not gpus.lacks_shared(shared_bytes(32 * count, octets)))
+        allowed = WARPS[1:] if element is FLOAT32 and octets == 3 else WARPS  # more than 128 registers a thread
+        warps = next(count for count in allowed if not gpus.lacks_shared(shared_bytes(32 * count, octets)))
     threads = 32 * warps
     shared = shared_bytes(threads, octets)
     if lacks := gpus.lacks_shared(shared):
@@ -337,7 +351,7 @@ def layernorm_backward_naive(x, weight, dout, dx, dweight, dbias, accumulate=Fal
     _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, 512, True, 3, True, True, EPSILON), make_sum_by_warps(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 256, True, 3, True, True, EPSILON), make_sum_by_warps(FLOAT32, False)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0, *,
