@@ -23,7 +23,7 @@ from labkit.kernels.eights import ACCESS, in_eights
 from labkit.kernels.elements import FLOAT32, Element, element_of
 from labkit.kernels.norm.rows import EPSILON, flat, small
 from labkit.kernels.op import rung
-from labkit.kernels.partial_sums import make_sum_by_warps, sum_partials
+from labkit.kernels.partial_sums import make_sum_by_threads, sum_partials
 from labkit.kernels.reduce import warp_sum
 from labkit.kernels.scan_blocks import scratch_for
 
@@ -351,7 +351,8 @@ def layernorm_backward_naive(x, weight, dout, dx, dweight, dbias, accumulate=Fal
     _naive(x, weight, dout, dx, dweight, dbias, accumulate, epsilon, stream, centred=True)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, 256, True, 3, True, True, EPSILON), make_sum_by_warps(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 256, True, 3, True, True, EPSILON),
+              make_sum_by_threads(FLOAT32, False, True)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def layernorm_backward_fused(x, weight, dout, dx, dweight, dbias, accumulate=False, epsilon=EPSILON, stream=0, *,
@@ -379,7 +380,8 @@ def rmsnorm_backward_naive(x, weight, dout, dx, dweight, accumulate=False, eps=E
     _naive(x, weight, dout, dx, dweight, dweight, accumulate, eps, stream, centred=False)
 
 
-@rung(kernel=(make_norm_backward(FLOAT32, 256, False, 1, True, False, EPSILON), make_sum_by_warps(FLOAT32, False)),
+@rung(kernel=(make_norm_backward(FLOAT32, 256, False, 1, True, False, EPSILON),
+              make_sum_by_threads(FLOAT32, False, True)),
       idea="one pass: rows in registers, each block's column sums, then their sum",
       sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def rmsnorm_backward_fused(x, weight, dout, dx, dweight, accumulate=False, eps=EPSILON, stream=0, *, residual=None):
