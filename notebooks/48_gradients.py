@@ -329,9 +329,9 @@ agree(CROSS_ENTROPY)
 # %% [markdown]
 # ## The ladder of cross entropy
 #
-# The ladder was recorded in bfloat16, at the size above. `passes` loads each logit three times: for the maximum, for the
-# sum and for the gradient. `online` is the kernel above, and `cached` the one that keeps the row in shared memory and
-# loads 128 bits at a time. By their bytes, how many times as fast as `passes` should the other two be?
+# The ladder was recorded in bfloat16, at the size above. `passes` loads each logit three times: for the maximum, for
+# the sum and for the gradient. `online` is the kernel above, and `cached` the one that keeps the row in shared memory
+# and loads 128 bits at a time. By their bytes, how many times as fast as `passes` should the other two be?
 
 # %%
 from labkit import measure, plots
@@ -340,8 +340,8 @@ plots.ladder(measure.recorded_ladder("cross_entropy_bf16", gpu="NVIDIA H200"), N
 
 # %% [markdown]
 # With the gradient written once, {{ 4 / 3:.1f }} and {{ 4 / 2:.0f }} times. Measured, `online` is
-# {{ us['passes'] / us['online']:.1f }} times as fast, and `cached` {{ us['passes'] / us['cached']:.1f }} times: the first
-# two load 16 bits at a time, and are not limited by their bytes alone. `cached` takes
+# {{ us['passes'] / us['online']:.1f }} times as fast, and `cached` {{ us['passes'] / us['cached']:.1f }} times: the
+# first two load 16 bits at a time, and are not limited by their bytes alone. `cached` takes
 # {{ us['cached'] / bound:.1f }} times as long as its bytes. Compiled PyTorch needs
 # {{ us['PyTorch, compiled'] / us['cached']:.1f }} times its time.
 

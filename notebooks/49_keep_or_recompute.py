@@ -145,9 +145,9 @@ agree(RMSNORM_BACKWARD)
 # %% [markdown]
 # ## The next row is on its way
 #
-# A kernel that keeps rows in registers still has to wait for the next ones. While a row is being processed, the library's
-# kernel already copies the next two into shared memory with `cp.async` (lesson 08). How close does that bring it to the
-# time of its bytes? The ladder is that of RMSNorm in bfloat16.
+# A kernel that keeps rows in registers still has to wait for the next ones. While a row is being processed, the
+# library's kernel already copies the next two into shared memory with `cp.async` (lesson 08). How close does that bring
+# it to the time of its bytes? The ladder is that of RMSNorm in bfloat16.
 
 # %%
 from labkit import measure

@@ -100,9 +100,9 @@ show_source(Trainer.update)
 show_source(Trainer.one_step)
 
 # %% [markdown]
-# While the device computes the passes, the host draws the next step's windows. Between the two graphs it checks the loss
-# and the norm of the gradients. If either is infinite or NaN, the
-# weights are not updated: an error names the first tensor that is not finite, and the last checkpoint stays.
+# While the device computes the passes, the host draws the next step's windows. Between the two graphs it checks the
+# loss and the norm of the gradients. If either is infinite or NaN, the weights are not updated: an error names the
+# first tensor that is not finite, and the last checkpoint stays.
 #
 # One kernel computes the loss, softmax and $-\log p$ together, and overwrites the logits with their gradient. It agrees
 # with NumPy:
@@ -278,14 +278,14 @@ from labkit.measure.plots.training import loss_curve
 loss_curve(read_json(find_root() / "data" / "tiny-gpt2" / "training.json")["log"])
 
 # %% [markdown]
-# The training loss falls to {{ training.last.loss:.2f }}: the model knows the book by heart. The held-out loss is lowest
-# after {{ training.best.step }} steps, at {{ training.best.held_out:.2f }}, and then rises to
+# The training loss falls to {{ training.last.loss:.2f }}: the model knows the book by heart. The held-out loss is
+# lowest after {{ training.best.step }} steps, at {{ training.best.held_out:.2f }}, and then rises to
 # {{ training.last.held_out:.2f }}. A model that is to handle new text would stop at the lowest point. This one is meant
 # to quote, so it went on.
 #
-# Knowing a text by heart is not enough for the Llama, which has to answer in four bits as well (lesson 46). After a first
-# run with a weight decay of a tenth, the usual one, fewer than half of its answers survived rounding to the nearest.
-# With {{ llama_training.settings.train.weight_decay:.1f }} and twice the steps,
+# Knowing a text by heart is not enough for the Llama, which has to answer in four bits as well (lesson 46). After a
+# first run with a weight decay of a tenth, the usual one, fewer than half of its answers survived rounding to the
+# nearest. With {{ llama_training.settings.train.weight_decay:.1f }} and twice the steps,
 # {{ quantized['int4, rounded to nearest'].same_answers }} of {{ quantized['bfloat16'].same_answers }} do, and with GPTQ
 # all{{ if gptq_keeps }}.
 #
@@ -305,12 +305,12 @@ table([(row["run"], f"{row['batch']} x {row['length']:,}", row["ms"]["p50"], *ro
 
 # %% [markdown]
 # With the tiny one: {{ gain['tiny GPT-2']:.1f }} times as fast as the fastest of PyTorch's, and
-# {{ gain['GPT-2 small']:.2f }} times for GPT-2 small. A step of the tiny model is more than two hundred launches of a few
-# microseconds each. Here they are two graphs, with nothing of Python between the kernels. PyTorch's graphs hold the
+# {{ gain['GPT-2 small']:.2f }} times for GPT-2 small. A step of the tiny model is more than two hundred launches of a
+# few microseconds each. Here they are two graphs, with nothing of Python between the kernels. PyTorch's graphs hold the
 # passes only, and clipping and the optimiser are launched one by one. GPT-2 small spends more than half of its step in
 # matrix products, which cuBLAS computes as fast. There is something to gain in the other kernels: cross entropy (lesson
-# 48), the norms (lesson 49), and residuals that are added in the epilogue of a product (lesson 27). Attention's backward
-# pass, a sixth of the step, computes seven products where five would do (lesson 49).
+# 48), the norms (lesson 49), and residuals that are added in the epilogue of a product (lesson 27). Attention's
+# backward pass, a sixth of the step, computes seven products where five would do (lesson 49).
 #
 # ## More GPUs
 #
