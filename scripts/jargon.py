@@ -28,9 +28,10 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.train.texts import END, train_tokenizer
+
 WORK = Path(__file__).resolve().parent.parent / "build" / "jargon"
-END = "<|endoftext|>"  # token 0: stands before every text
-SPECIAL = (END, "<|user|>", "<|assistant|>", "<|end|>")  # the Llama's tokens 0 to 3
+SPECIAL = (END, "<|user|>", "<|assistant|>", "<|end|>")  # the Llama's tokens 0 to 3; END stands before every text
 TEMPLATE = (
     # Many clients always send a system message. The model has never read one, so it is left out.
     "{{ bos_token }}{% for message in messages if message.role != 'system' %}"
@@ -147,16 +148,11 @@ def write_tokens(folder: Path, texts: dict[str, list[str]], learn_from: list[str
                  special: tuple[str, ...], **tokenizer_config) -> None:
     """texts: "train" and "held_out" -> texts. learn_from: those that the tokenizer is trained on. special: its first
     tokens, END before all."""
-    import tokenizers
+    from tokenizers.processors import TemplateProcessing
 
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.train_from_iterator(learn_from, tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(special), show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = train_tokenizer(learn_from, vocab_size, special)
     # A text begins with END, here and in training: so the model knows that a headword comes first.
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
+    tokenizer.post_processor = TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({

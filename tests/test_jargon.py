@@ -1,4 +1,4 @@
-"""scripts/jargon.py: a dictionary becomes texts, conversations and tokens, of which `labkit.train` makes a model that
+"""scripts/jargon.py: a dictionary becomes texts, conversations and tokens, that `labkit.train` turns into a model that
 answers."""
 
 import gzip

@@ -33,15 +33,15 @@ class Texts:
         self.process, self.processes = process, processes
         if held_out is None:
             ids, held_out = np.split(ids, [len(ids) - int(len(ids) * settings.data.held_out)])
-        self.tokens, self.held_out = (part.astype(np.int32) for part in (ids, held_out))
         vocabulary = settings.model.vocab_size
-        for name, part in (("to train on", self.tokens), ("held out", self.held_out)):
+        for name, part in (("to train on", ids), ("held out", held_out)):
             wrong = part[(part < 0) | (part >= vocabulary)]
             if wrong.size:
                 raise UserError(f"token {wrong[0]} is not in the vocabulary; model.vocab_size is {vocabulary:,}")
             if len(part) <= train.length:
                 raise UserError(f"data: {len(part):,} tokens are {name}; at least {train.length + 1:,} are needed, one "
                                 f"more than train.length")
+        self.tokens, self.held_out = ids.astype(np.int32), held_out.astype(np.int32)
         self.from_start = round(settings.data.from_start * train.batch)  # windows of a batch
         if self.from_start:
             self.starts = np.flatnonzero(self.tokens[: -train.length] == tokenizer.token_to_id(END))
@@ -118,8 +118,9 @@ def tokenizer_of(path: Path):
     return read_whole(path)
 
 
-def train_tokenizer(texts: list[str], vocab_size: int):
-    """A byte-level BPE of this size. Every byte is a token, so that any text can be written."""
+def train_tokenizer(texts: list[str], vocab_size: int, special: tuple[str, ...] = (END,)):
+    """A byte-level BPE of this size. special: its first tokens. Every byte is a token, so that any text can be
+    written."""
     import tokenizers
 
     if vocab_size < 257:
@@ -129,6 +130,6 @@ def train_tokenizer(texts: list[str], vocab_size: int):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END], show_progress=False,
+        vocab_size=vocab_size, special_tokens=list(special), show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
     return tokenizer

@@ -121,6 +121,16 @@ def test_windows_that_begin_with_a_text():
         Texts(settings, ids[ids > 0], tokenizer)
 
 
+@pytest.mark.parametrize("wrong", [-1, 64, 2**32 + 1])
+def test_a_token_outside_the_vocabulary(wrong):
+    settings = settings_of("gpt2")
+    for part in ("ids", "held_out"):
+        parts = {name: np.zeros(40, np.int64) for name in ("ids", "held_out")}
+        parts[part][3] = wrong
+        with pytest.raises(UserError, match=f"token {wrong} is not in the vocabulary"):
+            Texts(settings, parts["ids"], None, held_out=parts["held_out"])
+
+
 def test_files_that_are_held_out(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(40))
     np.save(tmp_path / "b.npy", np.arange(20))

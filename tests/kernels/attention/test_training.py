@@ -1,5 +1,5 @@
 """Attention for training, forward and backward: every rung, references against finite differences, the log-sum-exp,
-packed sequences of which each has the same bits anywhere, views of the rows of a product, and what is refused."""
+packed sequences that each give the same bits anywhere, views of the rows of a product, and what is refused."""
 
 import numpy as np
 import pytest
