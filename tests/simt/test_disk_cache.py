@@ -65,6 +65,30 @@ assert (out == np.arange(64)[::-1]).all(), out
 print("right")
 """
 
+# Numba fills in the address of the first function after it has compiled the second.
+MUTUAL = """\
+import numpy as np
+from labkit import cuda
+
+@cuda.jit(device=True)
+def is_even(n):
+    return True if n == 0 else is_odd(n - 1)
+
+@cuda.jit(device=True)
+def is_odd(n):
+    return False if n == 0 else is_even(n - 1)
+
+@cuda.jit
+def parities(out):
+    t = cuda.threadIdx.x
+    out[t] = is_even(t)
+
+out = np.zeros(8, np.int64)
+parities[1, 8](out)
+assert out.tolist() == [1, 0] * 4, out
+print("right")
+"""
+
 
 @pytest.fixture
 def program(tmp_path):
@@ -345,6 +369,15 @@ def test_a_kernel_that_is_kept_finds_the_shared_functions_it_calls(tmp_path):
         kept = files
         for path in tmp_path.glob("labkit/simt/runtime/__pycache__/*.kernel"):
             path.unlink()
+
+
+def test_functions_that_call_each_other_are_right_in_a_second_process(tmp_path):
+    (tmp_path / "program.py").write_text(MUTUAL)
+    settings = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(tmp_path / "cache")}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, tmp_path / "program.py"], env=settings, capture_output=True, text=True,
+                              timeout=120, check=False)
+        assert done.returncode == 0 and done.stdout.strip() == "right", (done.returncode, done.stderr)
 
 
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):
