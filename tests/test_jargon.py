@@ -90,6 +90,7 @@ def settings_of(name: str, folder, **model) -> Settings:
     return Settings.of(entries, folder)
 
 
+@pytest.mark.sweep(every=True)
 def test_tokens_of_the_gpt2_become_a_model(script, tmp_path):
     script.for_gpt2(entries_of(script, tmp_path / "x.dict.dz", times=40), tmp_path, vocab_size=300)
     trained, held_out = (np.load(tmp_path / f"{part}.npy") for part in ("train", "held_out"))

@@ -45,6 +45,7 @@ def test_a_cause_given_by_hand_replaces_what_did_not_pass(script):
     assert script._overridden(program, "a.py", "passed", "", 1.0) == ("passed", "", 1.0)
 
 
+@pytest.mark.sweep(every=True)
 def test_scripts_and_notebooks(script, tmp_path):
     """The whole way but labkit.simt: a script that passes, one that fails, one that hangs, and a notebook."""
     (tmp_path / "passes.py").write_text("import numpy\n")

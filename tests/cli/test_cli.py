@@ -153,6 +153,7 @@ def test_version(labkit):
     assert labkit("--version").output == f"labkit {__version__}\n"
 
 
+@pytest.mark.sweep(every=True)
 def test_run_on_a_gpu_goes_on_where_kernels_cannot_be_compiled_first(labkit, cpu_device, monkeypatch):
     cpu_device.kind = lambda: "gpu"
     monkeypatch.setattr(ops, "compile_ahead", lambda progress: 1 / 0)
@@ -161,6 +162,7 @@ def test_run_on_a_gpu_goes_on_where_kernels_cannot_be_compiled_first(labkit, cpu
     assert "passed  01 Second" in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_run_shows_what_passed_and_writes_the_site(labkit, course_dir):
     source = course_dir / "notebooks" / "01_second.py"
     source.write_text(source.read_text() + "\n# %%\nimport os\nassert os.environ['LABKIT_DEVICE'] == 'cpu'\n1 / 0\n")
@@ -179,6 +181,7 @@ def test_run_shows_what_passed_and_writes_the_site(labkit, course_dir):
     assert "ZeroDivisionError" in (course_dir / "build" / "site" / "results.html").read_text()
 
 
+@pytest.mark.sweep(every=True)
 def test_site_executes_nothing_and_names_what_has_no_results(labkit, course_dir):
     done = labkit("site")
     assert done.exit_code == 0 and "Site: build/site/index.html" in done.output
@@ -192,6 +195,7 @@ def test_site_executes_nothing_and_names_what_has_no_results(labkit, course_dir)
     assert "00_first.html: the link to 01_second.html#no-such-section leads to no anchor of that page" in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_a_missing_lesson_does_not_stop_the_others(labkit, course_dir):
     (course_dir / "notebooks" / "00_first.py").unlink()
     done = labkit("run")
@@ -275,6 +279,7 @@ def test_a_fault_that_was_found_is_the_exit_code_of_doctor_and_bench(monkeypatch
     assert asked == [False, True, (["vector_add"], None, True)]
 
 
+@pytest.mark.sweep(every=True)
 def test_the_device_that_was_asked_for_is_the_one_of_every_process(labkit, cpu_device, monkeypatch):
     monkeypatch.setenv("LABKIT_DEVICE", "auto")
     assert labkit("run", "0", "--device", "cpu").exit_code == 0
@@ -291,6 +296,7 @@ def test_a_device_that_cannot_be_had_is_a_sentence(labkit, cpu_device):
     assert "labkit: LABKIT_DEVICE=gpu, but there is no GPU. Run `labkit doctor`." in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_build_then_check_then_stale(labkit, course_dir):
     assert labkit("build", "--check").exit_code == 1
     done = labkit("build")
@@ -307,6 +313,7 @@ def test_build_then_check_then_stale(labkit, course_dir):
     assert "gave ZeroDivisionError" in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_build_prose_writes_the_prose_and_keeps_the_outputs(labkit, course_dir):
     labkit("build")
     path, source = course_dir / "notebooks" / "00_first.ipynb", course_dir / "notebooks" / "00_first.py"
@@ -321,6 +328,7 @@ def test_build_prose_writes_the_prose_and_keeps_the_outputs(labkit, course_dir):
     assert done.exit_code == 2 and "ZeroDivisionError" in done.output and "{{ 3 / 0 }} steps" in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_build_says_where_an_edited_notebook_is_kept(labkit, course_dir):
     assert labkit("build", "00").exit_code == 0
     path = course_dir / "notebooks" / "00_first.ipynb"
@@ -486,6 +494,7 @@ cli.main()
 """
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_ctrl_c_stops_cleanly(course_dir):
     waiting = course_dir / "waiting"
@@ -565,6 +574,7 @@ def exercised(tmp_path, monkeypatch):
     return command
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device  # a GPU cannot tell two of the known mistakes apart: it does not see the stray thread
 def test_a_learner_checks_makes_progress_and_resets(exercised):
     done = exercised("check", "--all")
@@ -602,6 +612,7 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
     assert exercised("check", "count_blocks").exit_code == 1
 
 
+@pytest.mark.sweep(every=True)
 def test_check_without_arguments_checks_what_was_begun(exercised, monkeypatch):
     assert str(exercised.root) not in exercised("check").output
     with monkeypatch.context() as patched:
@@ -629,6 +640,7 @@ def test_hints_tell_more_each_time(exercised):
         assert "Hint 3 of 3: if i < out.size: ..." in exercised("hint", "scale_vector").output
 
 
+@pytest.mark.sweep(every=True)
 def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
     done = exercised("solution", "count_blocks")
     assert done.exit_code == 1 and "You have not passed count_blocks yet. Try: labkit hint count_blocks" in done.output
@@ -666,6 +678,7 @@ def test_wrong_use_of_the_exercises_is_a_sentence_and_code_2(exercised, argument
     assert done.exit_code == 2 and f"labkit: {words}" in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_a_copy_that_cannot_be_read_is_a_sentence_and_stays(exercised):
     path = exercised.root / "work" / "exercises" / "00_first.ipynb"
     path.parent.mkdir(parents=True)
@@ -773,6 +786,7 @@ def python_m_labkit(*arguments, **variables):
                           env={**os.environ, "LABKIT_DEVICE": "cpu", "COLUMNS": "200", **variables})
 
 
+@pytest.mark.sweep(every=True)
 def test_a_damaged_model_is_a_sentence(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"n_layer": 10**9}))
     (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")

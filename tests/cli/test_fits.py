@@ -51,6 +51,7 @@ def test_a_kernel_in_a_file(labkit):
     assert "blur(float64[::1], float64[::1])" in done.output and "Types are assumed" not in done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_a_rung_a_lesson_and_every_table(labkit):
     needs_compiler()
     done = labkit("vector_add", "--gpu", "t4", "--size", "n=4096")
@@ -59,6 +60,7 @@ def test_a_rung_a_lesson_and_every_table(labkit):
     assert done.exit_code == 0 and "registers" in done.output and "bound, ms" in done.output
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--gpu", "t4"], "--gpu needs a kernel, a lesson or a file"),
     (["mine.py:blurr"], "mine.py has no kernel 'blurr'; its kernels are blur"),

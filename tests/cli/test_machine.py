@@ -35,6 +35,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess, words: str) -> None:
     assert len(lines) == 1 and lines[0].startswith("labkit: ") and words in lines[0], done.stderr
 
 
+@pytest.mark.sampled(1, sweep=99, quick="--version")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", ["learn --list", "progress --json", "--help", "--version"])
 def test_an_output_that_is_full(arguments, course_dir):
@@ -61,7 +62,7 @@ def test_an_output_that_lacks_letters(arguments, course_dir):
     assert done.returncode == 0 and "F?rst ? ?" in done.stdout, done.stderr
 
 
-@pytest.mark.sampled(2, sweep=4)
+@pytest.mark.sampled(0, sweep=6)
 @pytest.mark.parametrize(("error", "words"), [("ENOSPC", "no space is left on the device"),
                                               ("EROFS", "the file system is read-only")])
 @pytest.mark.parametrize("command", ["build", "site", "run"])

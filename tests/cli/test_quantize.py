@@ -89,6 +89,7 @@ cli.main()
 """
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.skipif(os.name == "nt", reason="signals as POSIX has them")
 def test_ctrl_c_leaves_nothing(folder, tmp_path):  # noqa: F811
     process = interrupts.popen([sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE,

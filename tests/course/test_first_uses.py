@@ -23,6 +23,7 @@ def by_lesson(course, words):
     return first_uses.markers(course, words)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_lesson_that_a_term_declares_introduces_it(words, by_lesson):
     assert [f"{term.lesson} neither sets {term.name!r} in italics nor has it in a heading"
             for term in first_uses.not_introduced(words, by_lesson)] == []
@@ -33,6 +34,7 @@ def test_no_word_is_used_before_it_is_explained(course, words, by_lesson):
             for use in first_uses.words_before(course, words, by_lesson)] == []
 
 
+@pytest.mark.sweep(every=True)
 def test_no_name_is_used_that_no_prose_has_named(course):
     assert [f"{use.lesson} has {use.what} in `{use.where}`, and no prose names it"
             for use in first_uses.names_before(course)] == []

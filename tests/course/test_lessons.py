@@ -49,6 +49,7 @@ def test_no_lesson_prints_a_number_right_behind_a_digit():
         assert not re.search(r"\d\{[^{}]*:[\d,]*\.?\d*[dfg]?\}", chapter.source_text()), chapter.name
 
 
+@pytest.mark.sweep(every=True)
 def test_a_lesson_with_real_results(course_dir):
     (course_dir / "notebooks" / "00_first.py").write_text(LESSON)
     course = courses.load(course_dir)
@@ -68,6 +69,7 @@ def test_a_lesson_with_real_results(course_dir):
     assert str(course_dir) not in page
 
 
+@pytest.mark.sweep(every=True)
 def test_lessons_in_a_row_have_a_process_each_and_the_next_one_is_started_early(course_dir, monkeypatch):
     monkeypatch.setattr(execution, "CORES_FOR_TWO", 1)
     (course_dir / "notebooks" / "00_first.py").write_text(
@@ -108,6 +110,7 @@ def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monk
     assert not Path(waiting.ipython_dir.name).exists()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_process_that_ends_before_the_first_cell_is_a_sentence(course_dir, monkeypatch):
     """As where its temporary files find no space."""
     made = execution._kernel_manager

@@ -66,6 +66,7 @@ def test_every_name_is_used(course):
             assert any(re.search(rf"(?<![\w.'])\b{name}\b(?! =)", text) for text in texts), (chapter.name, name)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_reader_sees_no_marks(course):
     for chapter in course.chapters:
         text = "".join(cell.source for cell in prose.to_notebook(chapter).cells if cell.cell_type == "markdown")

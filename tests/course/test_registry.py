@@ -260,6 +260,7 @@ def test_a_lesson_whose_process_dies_is_a_failure_and_not_a_hang(course_dir):
     assert "died" in outcome.problem.error
 
 
+@pytest.mark.sweep(every=True)
 def test_an_edited_notebook_is_kept_before_it_is_built_again(course_dir):
     _, chapter, _ = built(course_dir)
     notebook = nbformat.read(chapter.built, as_version=4)
@@ -457,6 +458,7 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
         assert progress.finished(fresh) == {}
 
 
+@pytest.mark.sweep(every=True)
 def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir, monkeypatch):
     monkeypatch.chdir(course_dir)
     source = course_dir / "notebooks" / "00_first.py"

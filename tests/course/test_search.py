@@ -83,6 +83,7 @@ def test_a_lesson_is_its_sections(course):
     assert all(LESSON.splitlines()[one.line - 1].startswith("# ##") for one in found[1:])
 
 
+@pytest.mark.sweep(every=True)
 def test_the_anchors_are_those_of_the_site():
     for chapter in courses.load(REPOSITORY).chapters:
         markdown = Markdown(set())

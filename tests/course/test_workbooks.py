@@ -176,6 +176,7 @@ def test_what_is_stale_edited_missing_or_unlisted_is_named(small, monkeypatch):
     assert all(problem.startswith(f"{small.root}/") for problem in workbook.stale(small))
 
 
+@pytest.mark.sweep(every=True)
 def test_answers_pass_and_skeletons_fail(small):
     assert workbook.verify_chapter(small, small.chapters[0]) == []
 
@@ -276,6 +277,7 @@ def test_a_file_that_cannot_be_imported_is_named(small, old, new, message):
     assert workbook.stale(small) == [problem]
 
 
+@pytest.mark.sweep(every=True)
 def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
     write(small, scale_vector="x = 1\ndef (:", count_blocks="%time 1\ncount_blocks = lambda n, t: -(-n // t)",
           idle_threads="import os; os._exit(3)")
@@ -318,6 +320,7 @@ def test_reset_puts_one_exercise_back_and_keeps_the_others(small):
     assert workbook.stale(small) == []  # what is shipped was never touched
 
 
+@pytest.mark.sweep(every=True)
 def test_a_learners_copy_has_no_markers_and_what_nbgrader_releases_has(small):
     (chapter,) = workbook.with_exercises(small, small.chapters)
     copies.workbook(small, chapter)

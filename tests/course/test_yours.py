@@ -170,6 +170,7 @@ def test_each_answer_alone_and_all_together_in_a_llama(solutions, llama):
     assert computed["layers.1.values"] == computed["logits"] == "the model's own"
 
 
+@pytest.mark.sweep(every=True)
 def test_a_llama_with_kernels_writes_the_same(solutions, llama):
     other = with_kernels(llama, solutions)
     assert other.weights is llama.weights and other.kernels.rmsnorm is not llama.kernels.rmsnorm
@@ -228,6 +229,7 @@ def test_an_encoder_with_kernels_has_the_same_embeddings(solutions, encoder):
                                        encoder.embed(SENTENCES, normalize=normalize), atol=1e-5)
 
 
+@pytest.mark.sweep(every=True)
 def test_an_encoders_kernels_have_no_place_in_a_block(solutions):
     found = one_by_one(solutions.only("mean_pool", "saxpy"), shape=SMALL)
     assert [name for name, _, _ in found.runs] == ["saxpy"]
@@ -253,13 +255,14 @@ def test_text_is_the_same(solutions, model):
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.sampled(2, sweep=6)
+@pytest.mark.sampled(1, sweep=7, quick="options0-shape1")
 @pytest.mark.parametrize("shape", [SMALL, HEADS_OF_64])
 @pytest.mark.parametrize("options", [{"causal": False}, {"post_ln": True}, {"tokens": 1}, {"tokens": 70}])
 def test_other_blocks(solutions, options, shape):
     assert block_parity(solutions, shape=shape, **options).check()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_for_heads_of_another_size_is_not_used(solutions):
     mine = solutions.only("attend_warp")
     assert block_parity(mine, shape=SMALL).by == {}
@@ -343,6 +346,7 @@ def test_a_kernel_that_fails_is_reported(kernel):
 # --- What stands in the notebooks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(every=True)
 def test_what_was_not_begun_is_reported_as_not_done(classroom):
     mine = yours.answers()
     assert mine.usable == () and {row.state for row in mine.rows} == {yours.TO_DO}
@@ -353,6 +357,7 @@ def test_what_was_not_begun_is_reported_as_not_done(classroom):
     assert block_parity(mine, shape=SMALL).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_a_learners_answer_is_read_checked_and_used(classroom):
     write(classroom, "saxpy", "@cuda.jit\ndef saxpy(s, x, y):\n    i = first_of(TWICE)\n    while i < y.size:\n"
                               "        y[i] += s * x[i]\n        i += cuda.gridsize(1)\n",

@@ -306,6 +306,7 @@ print(hashlib.sha256(cubin.code).hexdigest(), kernel_cache.stats().hits)
 """
 
 
+@pytest.mark.sweep(every=True)
 def test_processes_that_compile_the_same_at_once(cuda, tmp_path):
     script = tmp_path / "scale.py"
     script.write_text(textwrap.dedent(PROCESS))

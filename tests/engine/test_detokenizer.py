@@ -64,6 +64,7 @@ def test_a_character_of_several_tokens_comes_when_it_is_whole(bytes_of_text):
     assert half.text == bytes_of_text.decode(ids[:3]) == "a\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.sweep(every=True)
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(ids=st.lists(st.integers(1, 289), max_size=30), split=st.integers(0, 30))
 def test_any_tokens_give_the_text_of_all_at_once(bytes_of_text, ids, split):

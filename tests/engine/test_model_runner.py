@@ -46,7 +46,7 @@ def served(model, prompts, params, pages=64, seats=8, budget=32, **options):
     return [[one.token_ids for one in output.outputs] for output in llm.generate(prompts, params)], llm
 
 
-@pytest.mark.sampled(1, sweep=9)
+@pytest.mark.sampled(1, sweep=9, quick="0.5")
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 def test_greedy_tokens_are_the_models(model, penalty):
     """Those after the first come from graphs, with penalties from other ones."""
@@ -86,6 +86,7 @@ def constrained(logits, output, bias, allowed, words):
     return x
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_biases_allowed_tokens_and_bad_words(model, overlap):
     """The bad words are what the model writes without them, of one token, of two and of three."""
@@ -118,6 +119,7 @@ def test_biases_alone_are_part_of_the_graphs(model):
     assert all(kind.biased for kind in llm.engine.runner._graphs) and llm.engine.runner._graphs
 
 
+@pytest.mark.sweep(every=True)
 def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_alone(model):
     together, llm = served(model, PROMPTS, PARAMS, pages=8, seats=4, budget=16)
     assert llm.stats().preemptions > 0 and llm.stats().free_pages == 8
@@ -228,6 +230,7 @@ def test_what_steps_launch_was_foreseen(model, monkeypatch):
     assert launched and not missing
 
 
+@pytest.mark.sweep(every=True)
 def test_after_prepare_nothing_is_left_to_compile(model, monkeypatch):
     """Whatever requests ask for, in batches of any size."""
     from labkit.engine import model_runner

@@ -55,6 +55,7 @@ def test_the_pieces_are_what_the_model_says_after_the_prompt_or_the_question(loa
     assert f"{len(mark)} tokens of prompts computed, 0 more found" in texts.report
 
 
+@pytest.mark.sweep(every=True)
 def test_several_prompts_get_what_each_gets_alone_and_share_what_is_alike(loaded, monkeypatch):
     monkeypatch.setattr(texts_module, "SLOTS", 2)  # so that the later ones find the prefix of the first
     long = "a kernel is a loop, and a loop is a kernel"

@@ -21,6 +21,7 @@ def counts(name: str, blocks: int = 1, elements: int = 256) -> dict:
     return report.counts
 
 
+@pytest.mark.sweep(every=True)
 def test_every_rung_agrees():
     assert agree(ARRAY_SUM, seed=1).passed
 

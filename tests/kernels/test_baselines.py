@@ -68,6 +68,7 @@ def torch():
         yield torch
 
 
+@pytest.mark.sampled(1, sweep=99, quick="paged_decode")
 @pytest.mark.parametrize("name", [name for name in WITH_PYTORCH if name not in OPS_ON_A_GPU])
 def test_pytorch_computes_the_operation(name, monkeypatch, torch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
@@ -88,6 +89,7 @@ def test_pytorch_computes_the_operation(name, monkeypatch, torch):
         assert not verdict.problem, f"{baseline.title}: {verdict.problem}"
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("name", "by_sdpa"), [("PyTorch", True), ("PyTorch, unfused", False)])
 def test_the_unfused_form_stays_unfused_when_it_is_compiled(name, by_sdpa, torch):
     """Of two products and a softmax Inductor makes SDPA where it recognises them."""

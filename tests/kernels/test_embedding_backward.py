@@ -21,6 +21,7 @@ from labkit.kernels.ops.embedding_backward import (
 from tests.launching import check_gradient, every_rung, ones
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(TOKEN_EMBEDDING_BACKWARD, TOKEN_EMBEDDING_BACKWARD_BF16, POSITION_EMBEDDING_BACKWARD,
             token_embedding_backward_op("token_embedding_backward_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher):
@@ -46,6 +47,7 @@ def test_one_token_alone_and_ids_outside_the_vocabulary():
                                rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sweep(every=True)
 def test_float32_gradients_of_bfloat16_rows_and_positions_that_accumulate():
     dout = BFLOAT16.array_of(np.random.default_rng(4).uniform(-1, 1, (6, 40)))
     ids = np.int32([0, 1, 0, 2, 0, 0])

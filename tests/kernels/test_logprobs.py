@@ -18,6 +18,7 @@ def found(logits, tokens, wanted):
     return out.copy_to_host()
 
 
+@pytest.mark.sweep(every=True)
 def test_every_rung_agrees():
     assert agree(LOGPROBS).passed
 

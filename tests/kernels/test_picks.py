@@ -104,6 +104,7 @@ def names(pick: str, gpu) -> list[str]:
     return [one.kernel.__name__.removesuffix("_kernel") for one in picked(pick, gpu)]
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_pick_has_a_form_that_the_gpu_can_run(name):
     for pick in PICKS:

@@ -74,6 +74,7 @@ def test_the_same_bits_in_any_batch_and_nothing_of_its_neighbours(launch, dtype,
         np.testing.assert_array_equal(packed[row], run(launch, *placed([one], [0], max(1, len(one))))[0])
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda launch: launch.__name__)
 def test_a_sentence_beyond_the_rows_gives_nan(launch):
     """One that ends a row too late, one that begins before the first, lengths that would wrap around; and one of no

@@ -64,6 +64,7 @@ def test_in_place_from_a_misaligned_view_and_twice():
     np.testing.assert_array_equal(memory.copy_to_host(), [77, *np.cumsum(np.cumsum(x))])
 
 
+@pytest.mark.sweep(every=True)
 def test_a_graph_clears_the_states_at_each_replay():
     x = np.random.default_rng(0).integers(-9, 9, 2 * TILE + 3).astype(np.int32)
     here, out = cuda.to_device(x), cuda.device_array(x.size, np.int32)
@@ -106,6 +107,7 @@ def look_back_both_ways(states, out):
         out[0, tile, 0] = alone(states, tile)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("through", [-1, 0, 1, 31, 32, 33, 50, 69])
 def test_a_block_looks_back_over_totals_to_a_known_sum(through):
     """Tiles 0 to 69: up to number `through` the sum is known, and of later ones the total alone. With -1 that is all of

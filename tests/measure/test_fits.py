@@ -164,6 +164,7 @@ def test_an_operations_bound():
         Bound.of(matmul, {"M": 3})
 
 
+@pytest.mark.sweep(every=True)
 def test_a_rung_an_operation_and_a_kernel_by_name():
     small = {"R": 64, "C": 128}
     rung = fits("softmax_online", "t4,h100", size=small)
@@ -183,6 +184,7 @@ def test_a_rung_that_a_gpu_cannot_run():
     assert "needs compute capability 9.0 exactly; this GPU has 7.5" in table.rows[0].problems[0]
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("call", "words"), [
     (lambda: fits("softmax_onlin"), "did you mean softmax_online"),
     (lambda: fits(tile, "t5"), "gpu: 't5' is no GPU known here; allowed are t4"),

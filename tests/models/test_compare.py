@@ -72,6 +72,7 @@ def test_what_is_not_finite_is_never_within_tolerance():
     assert first.name == "h.0.ln_1" and first.error == np.inf and np.isnan(first.ours) and first.outside > 1
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen3"])
 def test_beside_transformers(name, tmp_path):
     pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -44,7 +44,7 @@ def decoded(dtype, config, chosen=(0, 1, 2)):
     return prompts, logits, model.one_kernel.buffers.tokens.copy_to_host()[: len(chosen)], cache
 
 
-@pytest.mark.sampled(1, sweep=9)
+@pytest.mark.sampled(0, sweep=10)
 @pytest.mark.parametrize(("dtype", "config"), [
     ("bfloat16", FOUR_HEADS), ("float16", SMALL), ("float16", dataclasses.replace(SMALL, num_key_value_heads=2))])
 def test_logits_tokens_and_cache_are_numpys(dtype, config):
@@ -62,6 +62,7 @@ def test_logits_tokens_and_cache_are_numpys(dtype, config):
             np.testing.assert_allclose(stored, newest, rtol=0, atol=8 * eps * np.abs(newest).max())
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("chosen", [(0,), (2, 0)])
 def test_the_same_bits_in_every_batch(chosen):
     _, all_logits, *_ = decoded("bfloat16", FOUR_HEADS)

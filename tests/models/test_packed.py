@@ -277,6 +277,7 @@ def test_some_layers_and_the_head_may_stay_as_they_are(tmp_path):
     assert parity(model, random_prompts(config)).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_qwen3_with_biases(tmp_path):
     config = Qwen3Config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
                          num_attention_heads=2, num_key_value_heads=1, head_dim=32, attention_bias=True,

@@ -258,6 +258,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sweep(every=True)
 def test_what_is_wrong_is_named(server, client):
     before = server.thread.stats
     for path, body, status, param, words in WRONG:

@@ -132,6 +132,7 @@ def test_an_engine_that_is_killed_is_started_again(engine):
         assert child.wait(20) == 0
 
 
+@pytest.mark.sweep(every=True)
 @posix
 def test_an_engine_that_is_killed_soon_after_its_start_waits_and_says_so():
     with process(engine="process", restart_s=3000) as (child, url, lines), httpx.Client(base_url=url) as client:

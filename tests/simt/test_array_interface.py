@@ -52,6 +52,7 @@ def test_a_foreign_array_on_memory_of_the_device_is_that_memory():
     assert cuda.is_cuda_array(Foreign(device)) and not cuda.is_cuda_array(np.arange(3))
 
 
+@pytest.mark.sweep(every=True)
 def test_a_foreign_array_keeps_the_memory():
     view = cuda.as_cuda_array(Foreign(cuda.to_device(np.arange(5))))
     gc.collect()

@@ -298,6 +298,7 @@ def test_equality_is_identity():
         len(cuda.to_device(1.0))
 
 
+@pytest.mark.sweep(every=True)
 def test_memory_is_given_back():
     device = cuda.device_array(10)
     ref = weakref.ref(device)

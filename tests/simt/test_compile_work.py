@@ -71,6 +71,7 @@ def test_live_variables_are_those_that_numba_finds(shape, tmp_path, monkeypatch)
     assert max(blocks_of_kernels) > 20 > max(left, default=0)
 
 
+@pytest.mark.sampled(1, sweep=99, quick="loops")
 @pytest.mark.parametrize("shape", ["stores", "loops"])
 def test_what_llvm_is_given_grows_with_the_length(shape, tmp_path, monkeypatch):
     short, long = (llvm_of(shape, lines, tmp_path, monkeypatch) for lines in (10, 20))

@@ -35,6 +35,7 @@ def test_a_copy_stays_within_its_memory(copy):
         copy(cuda.current_context().memalloc(16), np.zeros(64, np.uint8))
 
 
+@pytest.mark.sweep(every=True)
 def test_views_keep_memory_alive():
     ended = []
     memory = driver.MemoryPointer(None, ctypes.c_void_p(0x1000), 40, finalizer=lambda: ended.append(1))

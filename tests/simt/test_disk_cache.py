@@ -153,6 +153,7 @@ def test_damaged_files(program):
     program(1, len(DAMAGES))
 
 
+@pytest.mark.sweep(every=True)
 def test_whole_files_that_hold_something_else(program):
     """Written by another version under the same name: the checksum is right, and nothing in it is of use."""
     contents = b"", b"no pickle", pickle.dumps((1, 2))
@@ -180,6 +181,7 @@ def test_a_disk_that_fills(program, room):
     assert len(list(program.cache.glob("*.kernel"))) == 4
 
 
+@pytest.mark.sweep(every=True)
 def test_places_that_cannot_be_written(program, tmp_path):
     occupied = tmp_path / "file"
     occupied.write_text("not a directory")
@@ -352,6 +354,7 @@ def test_what_a_test_compiles_is_kept_for_the_next_process(tmp_path, monkeypatch
     assert len([*tmp_path.glob("broadcast_*.broadcast.*.kernel")]) == 1
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_that_is_kept_finds_the_shared_functions_it_calls(tmp_path):
     """Also where they are compiled anew, and have other names then."""
     (tmp_path / "program.py").write_text(WITH_BARRIER)

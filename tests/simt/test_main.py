@@ -59,6 +59,7 @@ def test_a_module(program):
     assert (done.returncode, done.stdout) == (0, f"__main__ ['x'] program.py {program.parent} 32.0\n")
 
 
+@pytest.mark.sweep(every=True)
 def test_text_and_standard_input():
     text = "import sys\nfrom numba import cuda\n@cuda.jit\ndef k(): pass\nk[1, 1]()\nprint(sys.argv, sys.path[:1])"
     assert simt("-c", text, "x").stdout == "['-c', 'x'] ['']\n"
@@ -117,6 +118,7 @@ def test_observe_reports_and_fails(program):
     assert lines[6] == "  Seen:         add_up[1, 32], 31 times in this launch"
 
 
+@pytest.mark.sweep(every=True)
 def test_observe_keeps_the_exit_code_of_the_program(program):
     assert simt("--observe", program, "race", "exit").returncode == 7
     done = simt("--observe", program)

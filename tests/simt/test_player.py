@@ -173,6 +173,7 @@ def played(product, recording):
     return player.Player(encoded(recording, product[0]), product[0])
 
 
+@pytest.mark.sweep(every=True)
 def test_the_steps_lead_to_the_result_and_cost_what_observe_counts(product, recording):
     report, (a, b) = product
     assert recording.report.counts == report.counts and sorted(recording.traces) == [0, 1, 2, 3]

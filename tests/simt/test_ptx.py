@@ -720,6 +720,7 @@ def check_product(rng, way, rows, columns, depth):
     assert np.abs(out.copy_to_host() - exact).max() < 1e-3 * np.abs(exact).max() + 1e-3
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("shape", [(1, 2, 8), (64, 32, 32), (70, 38, 72), (130, 66, 136), (256, 128, 256)])
 def test_a_tensor_core_product(rng, shape):
     check_product(rng, "compiled", *shape)

@@ -106,6 +106,7 @@ def run(suite, *options):
     return lines, {words[1].rpartition("::")[2]: words[0] for words in results if len(words) > 1}
 
 
+@pytest.mark.sweep(every=True)
 def test_cuda_on_cpu(suite):
     lines, results = run(suite, "-p", "labkit.simt.pytest", "--cuda-on-cpu")
     assert "cuda: the CPU device of labkit.simt" in lines
@@ -120,6 +121,7 @@ def check_observed(lines, results):
     assert "cuda: 8 launches observed" in lines
 
 
+@pytest.mark.sweep(every=True)
 def test_cuda_observe_fails_a_test_for_its_launches(suite):
     lines, results = run(suite, "-p", "labkit.simt.pytest", "--cuda-observe")
     check_observed(lines, results)
@@ -137,6 +139,7 @@ def test_cuda_observe_fails_a_test_for_its_launches(suite):
     assert "  Seen:         beyond[1, 8], once in this launch" in lines
 
 
+@pytest.mark.sweep(every=True)
 def test_the_configuration_and_workers_of_xdist(suite):
     pytest.importorskip("xdist")
     settings = "[pytest]\naddopts = -p labkit.simt.pytest -n 2\ncuda_observe = true\n"
@@ -144,6 +147,7 @@ def test_the_configuration_and_workers_of_xdist(suite):
     check_observed(*run(suite))
 
 
+@pytest.mark.sweep(every=True)
 def test_large_launches_are_not_observed(suite):
     lines, results = run(suite, "-p", "labkit.simt.pytest", "--cuda-observe", "--cuda-observe-threads", "31")
     assert results["test_race"] == "PASSED"
@@ -151,6 +155,7 @@ def test_large_launches_are_not_observed(suite):
     assert f"cuda: 1 launch observed; too large or too many to observe, so run compiled: {compiled}" in lines
 
 
+@pytest.mark.sweep(every=True)
 def test_a_long_launch_begins_again_compiled(suite):
     text = '''
 import numpy as np
@@ -172,6 +177,7 @@ def test_long():
     assert "cuda: 0 launches observed; too large or too many to observe, so run compiled: count (1)" in lines
 
 
+@pytest.mark.sweep(every=True)
 def test_a_failing_test_has_both(suite):
     text = SUITE.replace("def test_race():\n    race()\n", "def test_race():\n    race()\n    assert not 'a reason'\n")
     (suite / "test_suite.py").write_text(text, encoding="utf-8")
@@ -180,6 +186,7 @@ def test_a_failing_test_has_both(suite):
     assert any("CUDA launches call" in line for line in lines) and "test_suite.py:10: race in add_up" in lines
 
 
+@pytest.mark.sweep(every=True)
 def test_an_unknown_kind_is_named(suite):
     (suite / "test_suite.py").write_text(SUITE.replace('"out_of_bounds"', '"rice"'), encoding="utf-8")
     lines, _ = run(suite, "-p", "labkit.simt.pytest", "--cuda-observe", "-k", "test_allowed")

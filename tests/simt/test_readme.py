@@ -44,6 +44,7 @@ def test_it_has_what_it_promises():
     assert {kind for kind, _ in BLOCKS} == {"bash", "python", "text", "toml", "yaml"}
 
 
+@pytest.mark.sampled(1, sweep=99, quick="python -m labkit.simt --observe program.py")
 @pytest.mark.parametrize("place, command", RUN, ids=[command for _, command in RUN])
 def test_a_command(place, command, folder):
     code, printed = run(command, folder)
@@ -55,6 +56,7 @@ def test_a_command(place, command, folder):
         assert printed == BLOCKS[place + 1][1]
 
 
+@pytest.mark.sweep(every=True)
 def test_the_configuration_works(folder, tmp_path):
     (settings_of_pytest,) = [body for kind, body in BLOCKS if kind == "toml"]
     for name in ("test_total.py", "pyproject.toml"):
@@ -64,6 +66,7 @@ def test_the_configuration_works(folder, tmp_path):
     assert code == 0 and "cuda: the CPU device of labkit.simt" in printed, printed
 
 
+@pytest.mark.sweep(every=True)
 def test_the_workflow_runs_the_commands(folder):
     yaml = pytest.importorskip("yaml")
     (workflow,) = [yaml.safe_load(body) for kind, body in BLOCKS if kind == "yaml"]

@@ -92,6 +92,7 @@ def buffers():
     return np.zeros(BLOCKS, np.int32), np.zeros((BLOCKS, 64), np.int32)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("which", RIGHT)
 def test_threads_that_wait_for_others_make_progress(which):
     *place, right = RIGHT[which]
@@ -149,7 +150,7 @@ def bounded(which, flag, out):
         cuda.atomic.exch(flag, 0, 1)
 
 
-@pytest.mark.sampled(3, sweep=4)
+@pytest.mark.sampled(0, sweep=7)
 @pytest.mark.parametrize("blocks, which", [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 3), (2, 4)])
 def test_what_a_loop_waits_for_comes_before_the_loop_gives_up(blocks, which):
     flag, out = np.zeros(1, np.int32), np.zeros(1, np.int32)

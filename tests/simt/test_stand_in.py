@@ -119,6 +119,7 @@ for use in (lambda: compile_ptx(None, ()), lambda: Linker.new(), lambda: driver.
     ]  # fmt: skip
 
 
+@pytest.mark.sweep(every=True)
 def test_types_are_numbas_own(tmp_path):
     """Where the rule of labkit.simt.unsigned holds, the sum wraps around."""
     text = """

@@ -432,6 +432,7 @@ def test_what_observe_finds_is_a_verdict(report):
     assert examined(right).passed
 
 
+@pytest.mark.sweep(every=True)
 @cpu_only
 def test_a_benign_race_passes_with_a_word_unless_the_exercise_forbids_it():
     exercise = exercises.find("scale_vector")

@@ -50,6 +50,7 @@ def without_a_guard(a, s, out):
     out[i] = a[i] * s
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("answer", [from_the_module, from_the_package, by_its_name], ids=lambda k: k.__name__)
 def test_kernels_of_numba_are_checked(examined, answer):
     assert examined(answer).passed

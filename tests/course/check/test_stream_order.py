@@ -220,6 +220,7 @@ def test_what_is_ordered_or_apart_is_no_race(work):
     assert unordered(work) == []
 
 
+@pytest.mark.sweep(every=True)
 def test_check_names_one_buffer_of_three_streams():
     exercise = exercises.find("waves_in_chunks")
     solution = exercise_files.solution("waves_in_chunks")

@@ -95,6 +95,7 @@ def test_what_the_host_computes_is_found():
     assert "without the 2 calls of cuBLAS" in demands.on_the_device(HostRun({}, calls=["gemm"] * 2, right_without=True))
 
 
+@pytest.mark.sweep(every=True)
 def test_each_demand_is_a_sentence_of_the_exercises_text_and_of_nothing_else():
     """What is asked for besides the result is printed from the demand, so that the two cannot differ."""
     course, printed = registry.load(), {}

@@ -129,6 +129,7 @@ def row_sums_from_the_first(x, out):
         out[row] = total
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [("lane_numbers", lanes_of_the_grid, "It fails where a block is no multiple of 32 threads: at n=150, threads=48."),

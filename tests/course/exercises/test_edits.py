@@ -110,6 +110,7 @@ def test_without_the_answer_the_other_wrong_answers_remain(made_up, name, answer
     assert dict(wrong) == {"nothing": print} and len(wrong) == 1
 
 
+@pytest.mark.sweep(every=True)
 def test_every_edit_applies():
     for exercise in exercises.load().values():
         for mistake in exercise.wrong:

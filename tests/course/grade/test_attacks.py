@@ -203,7 +203,7 @@ def changes_nothing(place, answer: str, exercise: str = "blocks_needed") -> dict
     return result
 
 
-@pytest.mark.sampled(5, sweep=15)
+@pytest.mark.sampled(1, sweep=19, quick="an array of objects")
 @pytest.mark.parametrize("attack", FUNCTIONS)
 def test_a_function_changes_no_grade(attack, place):
     begin = time.monotonic()
@@ -211,7 +211,7 @@ def test_a_function_changes_no_grade(attack, place):
     assert time.monotonic() - begin < 60
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("attack", SLOW)
 def test_what_never_ends_is_ended(attack, place):
     judge = place.judge
@@ -231,6 +231,7 @@ def test_a_kernel_changes_no_grade(attack, place):
     changes_nothing(place, KERNELS[attack], "saxpy")
 
 
+@pytest.mark.sweep(every=True)
 def test_a_fault_of_a_kernel_is_observed_by_the_grader(place):
     result = judged(place.judge, "saxpy", UNGUARDED)
     assert result["verdict"] == "out_of_bounds" and result["mistake"] == "there is no guard"

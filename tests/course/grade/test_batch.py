@@ -219,6 +219,7 @@ def grade(folder: Path, out: Path, *more: str):
                                     "--workers", "1", *more])
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.cpu_device
 def test_a_class_is_graded_and_every_page_is_safe(tmp_path):

@@ -55,7 +55,7 @@ ENDED = {
 }
 
 
-@pytest.mark.sampled(2, sweep=3)
+@pytest.mark.sampled(0, sweep=5)
 @pytest.mark.cpu_device
 @pytest.mark.parametrize("case", ENDED)
 def test_an_error_around_the_definition_is_judged_as_check_judges_it(case, judge):

@@ -137,6 +137,7 @@ def found_of(copier: str, answers: list[dict]) -> list[dict]:
             if pair_of(answer["exercise"], answer["source"], COPIERS[copier](answer["source"], answer["exercise"]))]
 
 
+@pytest.mark.sweep(every=True)
 def test_copies_of_answers_to_many_exercises_are_found():
     """Every 20th of those that learners wrote. The others are short, in the one natural form."""
     some = WRITTEN[::20]
@@ -156,6 +157,7 @@ def test_copies_are_found_in_nearly_all_exercises(copier):
     assert len({answer["exercise"] for answer in found}) >= 0.9 * len({answer["exercise"] for answer in WRITTEN})
 
 
+@pytest.mark.sweep(every=True)
 def test_independent_right_answers_to_many_exercises_are_no_pairs():
     """The course's own, the unusual ones, and those to `gram`: under 1% are taken for copies."""
     right = {entry.name: [own_of(entry.name)] for entry in COURSE.exercises}

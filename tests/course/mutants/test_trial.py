@@ -59,6 +59,7 @@ def test_a_process_that_dies_costs_one_mutant(monkeypatch):
     assert started == [wanted, wanted[2:]]
 
 
+@pytest.mark.sweep(every=True)
 def test_the_process_gets_the_mutants_that_it_tries():
     wanted = [Mutant("none", "none", exercise_files.solution("saxpy").answer),
               Mutant("none", "no kernel", "saxpy = None")]

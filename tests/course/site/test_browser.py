@@ -93,6 +93,7 @@ def test_axe_has_no_complaints_and_nothing_is_wider_than_a_phone(opened, course_
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
 
 
+@pytest.mark.sweep(every=True)
 def test_a_result_waits_and_what_is_in_it_lives(opened, course_dir):
     page = opened(write(course_dir).parent / "00_first.html")
     assert not page.locator(".outputs").is_visible()

@@ -75,6 +75,7 @@ def test_lesson_and_exercises_lead_to_one_another(folder):
     assert broken_links(folder) == []
 
 
+@pytest.mark.sweep(every=True)
 def test_every_exercise_of_the_course_has_a_page():
     course = courses.load(REPOSITORY)
     with_example = 0

@@ -88,6 +88,7 @@ def test_other_heads(launch, size):
         check(launch, S, 2, size, True, before, dtype=dtype)
 
 
+@pytest.mark.sweep(every=True)
 def test_one_query_over_a_cache():
     """The smallest case of the rung that a GPU uses for few queries, where GPT-2 has no kernels for one row."""
     check(attention_decode, 1, 1, 64, True, 17)
@@ -102,6 +103,7 @@ def test_decode_with_slices_that_are_full_partly_full_and_empty(causal):
         check(attention_half, S, 2, 64, causal, before, dtype=np.float16)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("causal", [False, True])
 def test_whole_matrix(causal):
     for S, H, D, before in ((17, 3, 5, None), (65, 1, 64, None), (3, 2, 8, 40)):
@@ -156,6 +158,7 @@ def test_no_race_and_no_bank_conflict(make, form, dtype):
     assert report.counts.get("bank_conflicts", 0) == 0, str(report)
 
 
+@pytest.mark.sweep(every=True)
 def test_neighbouring_heads_are_not_mixed():
     """Head 1 alone is what head 1 among three is."""
     qkv = uniform(np.random.default_rng(0), 20, 3 * 3 * 64)

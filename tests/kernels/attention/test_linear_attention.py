@@ -16,6 +16,7 @@ from labkit.kernels.attention.linear_attention import (
 from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
 
 
+@pytest.mark.sweep(every=True)
 def test_every_rung_agrees():
     assert agree(LINEAR_ATTENTION, seed=1).passed
 

@@ -78,6 +78,7 @@ def check(launch, lengths, begins, rows, heads=1, size=32, longest=None):
     return out
 
 
+@pytest.mark.sweep(every=True)
 @every_launcher
 def test_agrees(launch):
     op, rung = rung_of(launch)
@@ -191,7 +192,7 @@ def test_what_is_refused():
         attention_sentences_whole_matrix(long[0], 1, begins, lengths, 289, long[1])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.cpu_device
 @pytest.mark.parametrize(("kernel", "lengths", "dtype"), [
     (make_sentences_flash_half(32, 1, 1, 16, 1, 4), (9, 16), np.float16),
@@ -230,7 +231,7 @@ def test_the_form_suits_the_sentences_and_leaves_no_sm_without_a_block():
 LONG_FORM = make_sentences_flash_half(32, 4, 2, 64, 2, 1)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize(("kernel", "dtype", "blocks"), [
     (LONG_FORM, "float16", 3),  # two rounds of 396 hold 64 sentences of 12 heads
     (make_sentences_flash_half(32, 1, 1, 16, 1, 4), "float16", 4),

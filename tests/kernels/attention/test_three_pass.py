@@ -18,7 +18,7 @@ every_operation = pytest.mark.parametrize("operation", [ATTENTION, ATTENTION_CAU
                                          ids=lambda one: one.name)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @every_operation
 def test_every_rung_agrees(operation):
     """attention_flash is another kernel for each size of a head that it allows, of which the usual run has 64."""
@@ -83,6 +83,7 @@ def test_a_full_cache_is_not_overrun():
     np.testing.assert_array_equal(whole.copy_to_host()[:, 0], [0, 1, 0, 0])
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda launch: launch.__name__)
 def test_large_scores_do_not_overflow(launch):
     qkv = np.full((5, 3 * 16), 40, np.float32)  # scores of 6,400: exp of that is infinite

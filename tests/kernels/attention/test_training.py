@@ -132,6 +132,7 @@ def test_views_of_the_rows_of_a_product(element, forward, backward):
         assert is_poison(np.delete(rows, part, axis=1)).all()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16])
 def test_the_picked_forms(element):
     inputs = inputs_backward(np.random.default_rng(3), 2, 19, 7, 2, 2, 32, element)

@@ -14,7 +14,7 @@ SIZES = ((1, 1, 1, 0), (5, 2, 3, 0), (1, 3, 16, 7), (17, 2, 64, 0), (70, 1, 80, 
          (66, 2, 65, 63))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_it_is_attention(fused, tiled):

@@ -33,7 +33,7 @@ def launcher_of(size, consumers):
 ALL = [(size, consumers) for size, times in CONSUMERS_OF.items() for consumers in times]
 
 
-@pytest.mark.sampled(1, quick="True-64-1")
+@pytest.mark.sampled(0, sweep=2, quick="True-64-1")
 @pytest.mark.parametrize(("size", "consumers"), ALL)
 @pytest.mark.parametrize("causal", [False, True])
 def test_agrees_at_awkward_sizes(size, consumers, causal):
@@ -42,7 +42,7 @@ def test_agrees_at_awkward_sizes(size, consumers, causal):
         check(launch, S, H, size, causal, dtype=np.float16)
 
 
-@pytest.mark.sampled(1, quick="64-1")
+@pytest.mark.sampled(0, sweep=2, quick="64-1")
 @pytest.mark.parametrize(("size", "consumers"), ALL)
 def test_a_cache_of_which_the_rest_is_not_a_number(size, consumers):
     launch = launcher_of(size, consumers)
@@ -89,7 +89,7 @@ def test_what_is_refused():
 ARGUMENTS = (*["uint64 1"] * 3, "int32 1", *["uint32"] * 4, "float32", "uint32")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize(("size", "consumers"), ALL)
 def test_accumulators_stay_in_registers_and_exponentials_are_taken_while_products_run(size, consumers):
     kernel = make_flash_wgmma(size, consumers)

@@ -23,6 +23,7 @@ from tests.launching import ones
 OPS = [f"linear_backward_{of}{suffix}" for of in ("input", "weight", "bias") for suffix in ("", "_bf16")]
 
 
+@pytest.mark.sampled(1, sweep=99, quick="linear_backward_bias")
 @pytest.mark.parametrize("name", OPS)
 def test_every_rung_agrees(name):
     assert agree(op(name), seed=1).passed
@@ -65,6 +66,7 @@ FORMS = [("naive", FLOAT32, 40), ("tiled", FLOAT32, 300), ("naive", BFLOAT16, 40
          ("pipelined", BFLOAT16, 20), ("pipelined", FLOAT16, 40), ("wgmma", BFLOAT16, 40)]
 
 
+@pytest.mark.sampled(1, sweep=99, quick="naive-element2-40-2.0")
 @pytest.mark.parametrize("before", [None, 2.0])
 @pytest.mark.parametrize(("form", "element", "tokens"), FORMS)
 def test_gradients_of_weights_are_stored_or_added(form, element, tokens, before):
@@ -76,6 +78,7 @@ def test_gradients_of_weights_are_stored_or_added(form, element, tokens, before)
         assert (np.abs(float64_of(got) - expected) <= allowed).all(), (form, out_element)
 
 
+@pytest.mark.sampled(1, sweep=99, quick="element2-2.0")
 @pytest.mark.parametrize("before", [None, 2.0])
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16, FLOAT16])
 def test_gradients_of_biases_are_stored_or_added(element, before):

@@ -51,6 +51,7 @@ def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=2).passed
 
 
+@pytest.mark.sampled(1, sweep=99, quick="1-float32")
 @ELEMENT
 @pytest.mark.parametrize("T", [1, 2, 17, 33, 257])
 def test_any_number_of_rows(T, element):
@@ -185,6 +186,7 @@ needs_wgmma = pytest.mark.skipif(bool(bf16.linear_bf16_wgmma.missing), reason=bf
 SIZES = ((3, 16, 72), (130, 264, 200), (66, 80, 328))  # beyond an edge; two tiles down and across; round the ring
 
 
+@pytest.mark.sampled(1, sweep=99, quick="None-element3-True")
 @pytest.mark.parametrize(("picked", "element", "with_bias"), [
     pytest.param("specialised", BFLOAT16, True, marks=needs_wgmma),
     pytest.param("specialised", FLOAT16, False, marks=needs_wgmma), ("pipelined", BFLOAT16, True),
@@ -252,7 +254,7 @@ def test_products_by_wgmma(tile, kind, size, element):
 
 
 @needs_wgmma
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @SHORT
 @pytest.mark.parametrize("size", [(3, 8, 72), (130, 136, 200), (66, 264, 328)])
 @pytest.mark.parametrize("tile", SWIGLU_TILES, ids=str)
@@ -278,7 +280,7 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
 
 
 @needs_wgmma
-@pytest.mark.sampled(1, sweep=5)
+@pytest.mark.sampled(0, sweep=6)
 @SHORT
 @pytest.mark.parametrize("alone", [False, True], ids=["K shared", "K alone"])
 @pytest.mark.parametrize("kind", ["plain", "float32", "swiglu"])

@@ -15,7 +15,7 @@ from labkit.kernels.ops.skinny_linear import SKINNY_LINEAR, SKINNY_LINEAR_HALF
 from tests.launching import every_rung
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @every_rung(SKINNY_LINEAR, SKINNY_LINEAR_HALF)
 def test_rung_agrees(op, launcher):
     """As many tiles of rows are another kernel: the usual run has one and two."""
@@ -69,7 +69,7 @@ def test_float16_of_many_rows(size, residual):
     np.testing.assert_allclose(out.copy_to_host(), expected, atol=6e-3)
 
 
-@pytest.mark.sampled(1, sweep=3, quick="skinny_half-40-False")
+@pytest.mark.sampled(0, sweep=4, quick="skinny_half-40-False")
 @pytest.mark.parametrize(("launch", "depth", "in_parts"), [
     (skinny.skinny, 520, False), (skinny.skinny, 520, True), (skinny.skinny_half, 40, False),
     (skinny.wide_half, 40, False), (skinny.linear, 40, False)])

@@ -36,6 +36,7 @@ ELEMENT = pytest.mark.parametrize("element", [BFLOAT16, FLOAT16, FLOAT32], ids=l
 NUMBERS = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(QUANTIZE_ROWS_FP8, LINEAR_FP8)
 def test_rung_agrees(op, launcher):
     assert agree(op, [launcher]).passed
@@ -51,6 +52,7 @@ def quantized(x) -> tuple:
     return codes, scales.copy_to_host()
 
 
+@pytest.mark.sweep(every=True)
 @ELEMENT
 @pytest.mark.parametrize("columns", [1, 37, 256, 2056])
 def test_rows_of_any_element(columns, element):
@@ -121,19 +123,21 @@ def check(launch, inputs, **options):
 
 
 @needs_wgmma
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(0, sweep=4)
 @pytest.mark.parametrize("size", [(1, 8, 16), (66, 264, 272), (129, 72, 656)], ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_tiles_of_any_size(tile, size):
     check(multiply_wgmma, layer_in_fp8(np.random.default_rng(1), *size), tile=tile)
 
 
+@pytest.mark.sweep(every=True)
 @needs_wgmma
 def test_a_block_computes_one_tile_after_the_other():
     """Four tiles for two blocks on the CPU device, and more steps of K than stages."""
     check(multiply_wgmma, layer_in_fp8(np.random.default_rng(2), 130, 136, 400), tile=TILES[2])
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", [linear_fp8_thread, pytest.param(linear_fp8_wgmma, marks=needs_wgmma)])
 def test_every_product_of_two_numbers(launch):
     """Each number by each, at a k where all others are zero; and NaN stays in its row."""
@@ -222,6 +226,7 @@ def test_refusals_name_the_argument(launch, changes, error, message):
         launch(**good | changes)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device
 def test_the_tensor_cores_kernel_has_no_race_and_no_conflict():
     tile, x, weight = TILES[3], ones(8, 48, dtype=np.uint8), ones(72, 48, dtype=np.uint8)

@@ -56,6 +56,7 @@ def test_memory_for_parts_is_used_and_checked():
         fused.fused_pipelined(x, weights, bias, out, parts=parts[:5])
 
 
+@pytest.mark.sweep(every=True)
 def test_a_residual_may_be_the_output():
     x, weights, bias, residual = inputs = FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=128, K=64)
     for launch in (fused.fused_tiled, fused.fused_pipelined):
@@ -83,6 +84,7 @@ def test_exact_gelu_is_not_its_tanh_form(launch):
         np.testing.assert_allclose(out.copy_to_host(), expected, atol=1e-6)
 
 
+@pytest.mark.sweep(every=True)
 def test_exact_gelu_before_a_residual():
     x, weights, bias, residual = inputs = FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=24, K=16)
     out = cuda.device_array((5, 24), np.float32)

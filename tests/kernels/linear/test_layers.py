@@ -13,7 +13,7 @@ from tests.launching import every_rung
 OPS = (LINEAR_F32, LINEAR, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @every_rung(*OPS)
 def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed

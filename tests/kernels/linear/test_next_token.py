@@ -29,6 +29,7 @@ def test_of_equal_logits_the_first_is_picked(seed):
     assert len(np.unique(logits)) <= 3 and token == np.argmax(logits) and start == 4
 
 
+@pytest.mark.sweep(every=True)
 def test_one_row_of_a_table_and_a_nan():
     """The smallest case of the kernels that GPT-2 uses on a GPU."""
     assert picked(np.ones((1, K)), count=0)[1:] == (0, 3)

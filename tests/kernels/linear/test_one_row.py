@@ -30,6 +30,7 @@ def named(cases, quick=()):
                          marks=() if op.name in quick else pytest.mark.sweep) for op, size in cases]
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("op", "size"), named(FIRST, quick=[f"one_row_{name}" for name in USED]))
 def test_operation_agrees(op, size):
     assert agree(op, sizes=(size,), seed=3).passed

@@ -10,6 +10,7 @@ from labkit.kernels.ops.projection import LOGITS, PROJECTION
 from labkit.measure.ops import op
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("operation", [PROJECTION, LOGITS], ids=lambda operation: operation.name)
 def test_every_rung_agrees(operation):
     assert agree(operation, seed=1).passed

@@ -27,7 +27,7 @@ from labkit.kernels.ops.quantized_linear import LINEAR_FP8_WEIGHTS, LINEAR_INT4,
 RUNGS = [(op, rung) for op in (LINEAR_INT4, LINEAR_INT8, LINEAR_FP8_WEIGHTS) for rung in op.rungs]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1, sweep=4, quick="-linear_int8_picked")
 @pytest.mark.parametrize(("op", "rung"), RUNGS, ids=lambda one: getattr(one, "__name__", ""))
 def test_rung_agrees(op, rung):
     assert agree(op, [rung]).passed
@@ -146,7 +146,7 @@ def test_what_weights_may_be(changes, error, message):
 LAUNCHES = [by_thread, by_warp, by_tensor_cores]
 
 
-@pytest.mark.sampled(3, sweep=9)
+@pytest.mark.sampled(1, sweep=11, quick="('int4', 32, True)-by_thread-float16")
 @pytest.mark.parametrize("element", [FLOAT16, BFLOAT16], ids=lambda element: element.name)
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("kind", [(INT4, 32, True), (INT4, 64, False), (INT4, 128, True), (INT8, 0, False),
@@ -157,7 +157,7 @@ def test_every_format_in_every_form(launch, kind, element):
     check(launch, numbers(3, 640, element), weights(format, 37, 640, group, zeros, scale_element))
 
 
-@pytest.mark.sampled(1, sweep=6)
+@pytest.mark.sampled(0, sweep=7)
 @pytest.mark.parametrize("element", [FLOAT16, BFLOAT16], ids=lambda element: element.name)
 @pytest.mark.parametrize("format", [INT4, INT8, E4M3])
 def test_every_code_is_exact_on_tensor_cores(format, element):
@@ -171,6 +171,7 @@ def test_every_code_is_exact_on_tensor_cores(format, element):
     np.testing.assert_array_equal(out, quantized.dequantize().T)
 
 
+@pytest.mark.sweep(every=True)
 def test_bias_is_added_before_the_one_rounding():
     quantized, x = weights(), numbers(3, 192)
     bias = numbers(1, 37)[0]
@@ -209,6 +210,7 @@ def test_the_tile_follows_the_shape():
     assert tile_for(32, llama(rows=16384, columns=2048, zeros=0)) == (SOME[4][1], 1)
 
 
+@pytest.mark.sampled(1, sweep=99, quick="e4m3")
 @pytest.mark.parametrize("format", [INT4, INT8, E4M3])
 def test_dequantize_rounds_once(format):
     quantized = weights(format, 21, 192)

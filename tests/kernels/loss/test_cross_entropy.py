@@ -20,6 +20,7 @@ LAUNCHERS = pytest.mark.parametrize("launch", [cross_entropy_passes, cross_entro
                                     ids=lambda launch: launch.__name__)
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(CROSS_ENTROPY, CROSS_ENTROPY_BF16, cross_entropy_op("cross_entropy_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed

@@ -14,6 +14,7 @@ from tests.compiled import HOPPER, ptx_of, resources_of
 from tests.launching import run
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launcher", MATMUL_TF32.rungs, ids=lambda launcher: launcher.__name__)
 def test_rung_agrees(launcher):
     assert agree(MATMUL_TF32, [launcher], seed=1).passed

@@ -60,7 +60,7 @@ def run(way, a, b, offset, shape, **options):
     return launching.run(way, shape, np.float16, a, b, offset, **options).astype(np.float64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(0, sweep=3)
 @pytest.mark.parametrize("weights", [False, True], ids=["a @ b", "x @ w.T"])
 @pytest.mark.parametrize("way", WAYS)
 def test_agrees_at_awkward_sizes(way, weights):
@@ -92,7 +92,7 @@ def test_bias_of_either_type(way, bias):
     assert (np.abs(out - expected) <= allowed).all()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize(("activation", "reference"), [
     pytest.param(gelu_tanh_approx, gelu_tanh_reference, id="tanh_approx"),
     pytest.param(gelu_sigmoid, gelu_tanh_reference, id="sigmoid"),
@@ -195,7 +195,7 @@ def variants():
                                                                                  activation=activation)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, sweep=2, quick="128x64x64, 8 stages, False")
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
 def test_accumulators_stay_in_registers(tile, kernel):
     """wgmma runs on its own only while its sums stay where they are: the compiler says so when it has to move them."""
@@ -207,7 +207,7 @@ def test_accumulators_stay_in_registers(tile, kernel):
     assert resources_of(text)["registers"] <= (128 if tile is SIMPLE else 168)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_a_residual_is_added_on_the_way_out(tile, in_place):

@@ -51,6 +51,7 @@ def test_the_reference_is_the_gradient(centred):
         check_gradient(lambda bias: loss(x, weight, bias), bias, dbias)
 
 
+@pytest.mark.sweep(every=True)
 def test_gradients_are_accumulated_in_float32_beside_bfloat16_rows():
     """dx in place of dout; what dweight and dbias held is added."""
     x, weight, dout = (BFLOAT16.array_of(one) for one in LAYERNORM_BACKWARD.inputs(np.random.default_rng(3), R=30,
@@ -64,6 +65,7 @@ def test_gradients_are_accumulated_in_float32_beside_bfloat16_rows():
     np.testing.assert_allclose(dbias.copy_to_host(), 1 + expected_bias, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("element", "columns"), [(BFLOAT16, 264), (BFLOAT16, 1021), (FLOAT32, 2048)],
                          ids=["a warp, bfloat16", "singles", "a block, float32"])
 @pytest.mark.parametrize("into", ["an array of its own", "residual", "dout"])
@@ -85,6 +87,7 @@ def test_a_residual_is_added_and_rounded_once(element, columns, into):
             np.testing.assert_array_equal(arrays[name].copy_to_host(), before)
 
 
+@pytest.mark.sweep(every=True)
 def test_layernorm_adds_its_residual_in_place_of_both():
     x, weight, dout = LAYERNORM_BACKWARD.inputs(np.random.default_rng(6), R=33, C=768)
     both, sums = cuda.to_device(dout), (ones(768), ones(768))
@@ -95,6 +98,7 @@ def test_layernorm_adds_its_residual_in_place_of_both():
         np.testing.assert_allclose(mine.copy_to_host(), right, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_view_at_an_odd_address_gives_the_same_bits():
     x, weight, dout = RMSNORM_BACKWARD.inputs(np.random.default_rng(4), R=5, C=264)
     results = []

@@ -11,7 +11,7 @@ from labkit.kernels.ops.layernorm_half import ADD_LAYERNORM_HALF, LAYERNORM_HALF
 WARPS = (half.layernorm_half_singles, half.layernorm_half_warp)  # another kernel for each width
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("launcher", WARPS, ids=lambda f: f.__name__)
 def test_every_rung_agrees(launcher):
     assert agree(LAYERNORM_HALF, [launcher], sizes=({"R": 3, "C": 13}, {"R": 5, "C": 384}), seed=1).passed
@@ -23,6 +23,7 @@ def test_every_rung_agrees_at_every_awkward_size(launcher):
     assert agree(LAYERNORM_HALF, [launcher], seed=1).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_with_a_residual():
     assert agree(ADD_LAYERNORM_HALF, [half.add_layernorm_half_warp], sizes=({"R": 5, "C": 384},), seed=2).passed
 

@@ -18,7 +18,7 @@ from tests.launching import ones
 every_rung = pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(0, sweep=4)
 @every_rung
 def test_every_rung_agrees(launcher):
     """A warp's kernel is another for each width: the usual run has one of whole vectors and one that is not."""
@@ -83,6 +83,7 @@ def test_the_rung_that_a_large_mean_breaks_says_that_it_failed():
     assert norm.layernorm_one_pass in LAYERNORM.rungs and norm.layernorm_one_pass.failed
 
 
+@pytest.mark.sweep(every=True)
 def test_in_place_and_misaligned():
     rng = np.random.default_rng(5)
     x, weight, bias = LAYERNORM.inputs(rng, R=3, C=768)
@@ -98,6 +99,7 @@ def test_in_place_and_misaligned():
     np.testing.assert_allclose(out.copy_to_host(), expected, atol=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_residual_stream_is_updated_in_place():
     rng = np.random.default_rng(6)
     x, residual, weight, bias = RESIDUAL_LAYERNORM.inputs(rng, R=3, C=768)
@@ -136,13 +138,14 @@ def op_with_epsilon(epsilon, *launchers):
                    rungs=tuple(with_epsilon(launcher, epsilon) for launcher in launchers))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("launcher", [*LAYERNORM.rungs, norm.layernorm], ids=lambda launcher: launcher.__name__)
 def test_every_rung_takes_the_epsilon_of_bert(launcher):
     launcher = launcher if launcher in LAYERNORM.rungs else rung(kernel=(), idea="picks a rung")(launcher)
     assert agree(op_with_epsilon(1e-12, launcher), seed=8, sizes=({"R": 3, "C": 384},)).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_another_epsilon_is_another_kernel():
     """Side by side: neither takes the other's from the cache. At this spread one is three hundred times the other."""
     inputs = of_small_spread(np.random.default_rng(9), 2, 384)

@@ -12,6 +12,7 @@ from labkit.kernels.optim.global_norm import global_norm, global_norm_per_thread
 from tests.launching import every_rung, ones, run
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(GLOBAL_NORM, GLOBAL_NORM_BF16, global_norm_op("global_norm_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher, monkeypatch):
     monkeypatch.setattr(home, "BLOCKS", 4)  # so that threads have several elements

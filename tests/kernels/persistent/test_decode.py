@@ -59,6 +59,7 @@ def test_sizes_that_it_cannot_compute(change, message):
     assert message in replace(SIZES, **change).problem()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_page_table_that_is_too_short_gives_nan(buffers):
     given = arguments()
     given["contexts"] = cuda.to_device(np.array([1, 17], np.int32))  # and one page each
@@ -68,6 +69,7 @@ def test_a_page_table_that_is_too_short_gives_nan(buffers):
     assert buffers.tokens.copy_to_host()[:2].tolist() == [logits[0].argmax(), -1]
 
 
+@pytest.mark.sweep(every=True)
 def test_times_of_phases_and_the_same_tokens_without_them(buffers):
     """A block's times never go back; a phase begins after every block has ended the one before."""
     given = arguments()

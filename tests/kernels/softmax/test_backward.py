@@ -11,6 +11,7 @@ from labkit.kernels.softmax.rows import softmax_reference
 from tests.launching import check_gradient, every_rung, ones, run
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(SOFTMAX_BACKWARD)
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed

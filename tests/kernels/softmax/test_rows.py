@@ -15,6 +15,7 @@ def run(launch, x):
     return out.copy_to_host()
 
 
+@pytest.mark.sweep(every=True)
 def test_every_rung_agrees():
     assert agree(SOFTMAX, seed=1).passed
 

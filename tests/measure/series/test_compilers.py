@@ -10,6 +10,7 @@ from labkit.measure.series import compilers
 CHOSEN = ("numba-cuda",)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device
 def test_each_rung_is_checked_and_timed_in_turns():
     found = compilers.compilers(("transpose",), chosen=CHOSEN, rounds=2)
@@ -22,6 +23,7 @@ def test_each_rung_is_checked_and_timed_in_turns():
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.sampled(1, sweep=99, quick="raise RuntimeError('a bad rung')-RuntimeError: a bad rung")
 @pytest.mark.cpu_device
 @pytest.mark.parametrize("failing, message", [
     ("raise RuntimeError('a bad rung')", "RuntimeError: a bad rung"),

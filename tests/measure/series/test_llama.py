@@ -147,6 +147,7 @@ class Gpu:
     pick = staticmethod(lambda gpu, cpu: gpu)
 
 
+@pytest.mark.sweep(every=True)
 @ON_CPU
 @pytest.mark.parametrize("compared", [False, True])
 def test_the_lines_that_only_a_gpu_takes(monkeypatch, request, compared):

@@ -18,6 +18,7 @@ def test_two_hundred_kernels_are_different_and_repeat():
     assert {simt_kernels.kind(k) for k in range(200)} == set(simt_kernels.KINDS)
 
 
+@pytest.mark.sampled(1, sweep=99, quick="reduction")
 @pytest.mark.parametrize("name", simt_kernels.PAIRS)
 def test_a_kernel_computes_what_its_loop_does(name, tmp_path):
     """beside_loop compares them."""

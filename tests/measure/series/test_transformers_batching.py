@@ -57,6 +57,7 @@ def served(monkeypatch):
     return run
 
 
+@pytest.mark.sweep(every=True)
 def test_all_tokens_of_requests_that_end_are_counted_once(served):
     found = served(Manager(), 10.0)
     assert (found["tokens"], found["ended"]) == (6, 2)

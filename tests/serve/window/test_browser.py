@@ -90,6 +90,7 @@ def has_no_scrollbar_below(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.sweep(every=True)
 def test_the_page_opens_without_a_complaint_and_shows_the_pages(opened):
     with serving() as (_, address):
         page = opened(address, reduced_motion="reduce")

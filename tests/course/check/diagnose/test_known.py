@@ -40,6 +40,7 @@ def test_a_result_that_is_near_a_known_mistakes_is_another_mistake(examined):
     assert verdict.kind == "wrong_result" and verdict.mistake == ""
 
 
+@pytest.mark.sweep(every=True)
 def test_of_mistakes_with_the_same_kind_of_fault_the_one_with_the_same_numbers_is_named():
     wrong = {"one": guarded("one_behind", "out[i + 1] = a[i] * s"),
              "five": guarded("five_behind", "out[i + 5] = a[i] * s")}
@@ -48,6 +49,7 @@ def test_of_mistakes_with_the_same_kind_of_fault_the_one_with_the_same_numbers_i
     assert examine(exercise, in_other_words, seed=5).mistake == "five"
 
 
+@pytest.mark.sweep(every=True)
 def test_a_fault_at_another_line_is_alike_at_most(examined):
     verdict = examined(kernel("answer", "i = cuda.grid(1)\nvalue = a[i] * s\nif i < out.size:\n    out[i] = value"))
     assert verdict.kind == "out_of_bounds" and verdict.mistake and not verdict.mistake_is_exact
@@ -259,6 +261,7 @@ def packs_in_the_order_of_its_atomics(x, out):
         out[cuda.atomic.add(count, 0, 1)] = x[i]
 
 
+@pytest.mark.sweep(every=True)
 def test_a_race_of_atomics_does_not_ask_for_an_atomic():
     verdict = examine(exercises.find("pack_positive"), packs_in_the_order_of_its_atomics)
     assert verdict.kind == "race" and "what an atomic returns depends on it" in verdict.details[0]

@@ -76,6 +76,7 @@ def test_it_is_what_numba_says(body):
     assert (float64_at(kernel_of(body), GIVEN) is not None) == wide
 
 
+@pytest.mark.sweep(every=True)
 def test_a_power_with_an_exponent_of_1_is_not_refused():
     solution = exercise_files.solution("partial_sums")
     assert "+= x[i]" in solution.answer
@@ -83,6 +84,7 @@ def test_a_power_with_an_exponent_of_1_is_not_refused():
     assert examine(exercises.find("partial_sums"), answer, seed=3).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_lesson_01_refuses_it_and_others_remark_on_it():
     def verdict_on(name, old, new):
         solution = exercise_files.solution(name)
