@@ -41,6 +41,7 @@ def test_compare_names_the_models_that_are_here():
     assert "tiny-gpt2" in CliRunner().invoke(cli.app, ["compare", "--help"]).output
 
 
+@pytest.mark.sweep(every=True)
 def test_compare_names_the_launch_of_a_planted_kernel(compare, path, monkeypatch):  # noqa: F811
     from labkit.models import gpt2
 

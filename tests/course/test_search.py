@@ -215,6 +215,7 @@ def reciprocal_ranks(course, rank) -> dict[str, float]:
     return result
 
 
+@pytest.mark.sweep(every=True)
 def test_questions_find_their_homes_by_words(whole, found_in):
     ranks = reciprocal_ranks(whole, lambda asked: search.by_words(found_in, asked))
     assert len(ranks) == len(QUESTIONS) >= 60

@@ -195,6 +195,7 @@ def test_the_engine_runs_a_llama_with_kernels(solutions, llama):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.sweep(every=True)
 def test_a_llamas_part_without_an_exercise_and_another_number_format(solutions, llama):
     def attention(q, keys, values, page_table, lengths, scale, out, stream=0):
         calls.append((q.shape, float(scale)))
@@ -255,7 +256,7 @@ def test_text_is_the_same(solutions, model):
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.sampled(1, sweep=7, quick="options0-shape1")
+@pytest.mark.sampled(0, sweep=8, quick="options0-shape1")
 @pytest.mark.parametrize("shape", [SMALL, HEADS_OF_64])
 @pytest.mark.parametrize("options", [{"causal": False}, {"post_ln": True}, {"tokens": 1}, {"tokens": 70}])
 def test_other_blocks(solutions, options, shape):
@@ -273,6 +274,7 @@ def test_a_kernel_for_heads_of_another_size_is_not_used(solutions):
     assert block_parity(both, shape=HEADS_OF_64).by == {"attn": "attend_warp"}
 
 
+@pytest.mark.sweep(every=True)
 def test_a_step_names_the_kernels_in_it(solutions):
     steps = block_parity(solutions.only("layernorm_two_sums", "saxpy"), shape=SMALL)
     assert steps.by == {"ln_1": "layernorm_two_sums", "ln_2": "layernorm_two_sums", "ln_f": "layernorm_two_sums",

@@ -111,6 +111,7 @@ def after_imports():
     return json.loads(run.stdout)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device
 def test_importing_every_operation_builds_and_compiles_nothing(after_imports):
     assert after_imports["lazy"] > 60 and after_imports["kernels"] > 30  # the count sees something

@@ -46,7 +46,7 @@ def served(model, prompts, params, pages=64, seats=8, budget=32, **options):
     return [[one.token_ids for one in output.outputs] for output in llm.generate(prompts, params)], llm
 
 
-@pytest.mark.sampled(1, sweep=9, quick="0.5")
+@pytest.mark.sampled(0, sweep=10, quick="0.5")
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 def test_greedy_tokens_are_the_models(model, penalty):
     """Those after the first come from graphs, with penalties from other ones."""
@@ -340,6 +340,7 @@ def log_softmax(logits) -> np.ndarray:
     return x - np.log(np.exp(x).sum())
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("params", [
     SamplingParams(temperature=0, max_tokens=12, logprobs=4),
     SamplingParams(temperature=0, max_tokens=12, logprobs=4, frequency_penalty=2.0, repetition_penalty=1.5),
@@ -387,6 +388,7 @@ def test_logprobs_of_prompts_are_the_models(model):
                 assert listed.logprob == pytest.approx(expected[each], abs=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
     import json
 

@@ -93,6 +93,7 @@ def model():
     return GPT2(Config.read(GOLDEN / "config.json"), read(GOLDEN / "model.safetensors"))
 
 
+@pytest.mark.sweep(every=True)
 def test_greedy_tokens_are_transformers(model):
     assert list(generate(model, PROMPT, 64)) == EXPECTED["greedy"]
 

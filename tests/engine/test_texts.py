@@ -73,6 +73,7 @@ def test_several_prompts_get_what_each_gets_alone_and_share_what_is_alike(loaded
     assert f"at most {stats.most_pages} of {stats.pages} pages" in report and stats.free_pages == stats.pages
 
 
+@pytest.mark.sweep(every=True)
 def test_why_a_text_ended(loaded):
     def ended(**options):
         texts = Texts(loaded, ["a kernel"], SamplingParams(temperature=0, **options), raw=True)

@@ -26,6 +26,7 @@ def test_every_rung_agrees():
     assert agree(ARRAY_SUM, seed=1).passed
 
 
+@pytest.mark.sampled(1, sweep=99, quick="array_sum_first_add")
 @pytest.mark.parametrize("launch", ARRAY_SUM.rungs, ids=lambda f: f.__name__)
 def test_a_sum_of_fractions_is_within_its_roundings(launch):
     x = np.abs(uniform(np.random.default_rng(2), 100_003))

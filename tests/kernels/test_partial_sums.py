@@ -10,6 +10,7 @@ from labkit.kernels.elements import BFLOAT16, FLOAT32
 from labkit.kernels.partial_sums import MANY, sum_partials
 
 
+@pytest.mark.sampled(1, sweep=99, quick="1-1-1-False-float32")
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16], ids=lambda one: one.name)
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(("splits", "parts", "columns"),

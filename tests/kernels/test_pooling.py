@@ -24,7 +24,7 @@ LAUNCHERS = (pooling.mean_pool_columns, pooling.mean_pool, pooling.mean_pool_the
 LENGTHS = (40, 0, 20, 33, 1)  # five rows a warp; none; two or three; one more than four; a single one
 
 
-@pytest.mark.sampled(1, by="op")
+@pytest.mark.sweep(every=True)
 @every_rung(*OPS, L2_NORMALIZE)
 def test_every_rung_agrees(op, launcher):
     """A warp's kernel is another for each width: the usual run has a narrow one and one of whole vectors."""
@@ -97,6 +97,7 @@ def test_wide_rows_take_other_launches():
         run(pooling.mean_pool_warps, *inputs)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_view_at_an_odd_address():
     for dtype in (np.float32, np.float16):
         x, begins, lengths = placed(sentences(24, dtype), [0, 40, 40, 60, 93], 94)

@@ -16,6 +16,7 @@ from labkit.kernels.rope_backward import (
 from tests.launching import check_gradient, every_rung, ones
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(ROPE_SPLIT_BACKWARD, ROPE_SPLIT_BACKWARD_BF16,
             rope_split_backward_op("rope_split_backward_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher):

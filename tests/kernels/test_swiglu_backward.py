@@ -12,6 +12,7 @@ from labkit.kernels.swiglu_backward import swiglu_backward, swiglu_backward_refe
 from tests.launching import check_gradient, every_rung, ones, run
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(SWIGLU_BACKWARD, SWIGLU_BACKWARD_BF16, swiglu_backward_op("swiglu_backward_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed

@@ -66,6 +66,7 @@ def test_parameters_follow_one_another(shape):
 # --- Right ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1, sweep=99, quick="shape0-1-each_step-False")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernels", [FUSED, KERNEL_FOR_EACH_STEP], ids=["fused", "each_step"])
 @pytest.mark.parametrize(("shape", "tokens"), [(SMALL, 1), (SMALL, 19), (ODD, 5)])

@@ -131,6 +131,7 @@ def test_layers_in_bfloat16_are_transformers(name):
         assert np.abs(found - expected).mean() < 2 * theirs, layer
 
 
+@pytest.mark.sampled(1, sweep=99, quick="llama")
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_any_shape_live(kind, tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: the golden files stand for it")
@@ -320,6 +321,7 @@ def test_pages_that_are_shared(model):
     np.testing.assert_allclose(logits, expected[[23, 19]], rtol=0, atol=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 def test_keys_and_values_outlive_the_process(model, tmp_path):
     """Saved with the last token, a new process computes the same next one."""
     from safetensors.numpy import save_file

@@ -92,7 +92,7 @@ def test_every_launch_of_the_kernels_for_a_gpu_is_right(tensors):
     parity(MiniLM(SMALL, tensors, np.float16, HALF), SENTENCES).check()
 
 
-@pytest.mark.sampled(1, quick="float32")
+@pytest.mark.sampled(0, sweep=2, quick="float32")
 def test_embeddings_and_means(either, tensors):
     model, w = either, weights_of(tensors, SMALL)
     for normalize in (True, False):

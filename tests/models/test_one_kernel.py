@@ -70,6 +70,7 @@ def test_the_same_bits_in_every_batch(chosen):
     np.testing.assert_array_equal(logits, all_logits[list(chosen)])
 
 
+@pytest.mark.sweep(every=True)
 def test_a_launch_leaves_its_counters_at_zero():
     decoded("bfloat16", FOUR_HEADS)
     buffers = one_kernel_model("bfloat16", FOUR_HEADS).one_kernel.buffers

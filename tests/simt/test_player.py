@@ -323,6 +323,7 @@ def data_of(played):
     return json.loads(re.search(r'id="data">(.*?)</script>', played.document(), re.DOTALL)[1])
 
 
+@pytest.mark.sweep(every=True)
 def test_a_tiled_product_stays_small(played):
     """The element of a 16 x 16-tiled product of 32 x 32 x 32, with all four blocks."""
     assert len(played._repr_html_().encode()) < 200_000

@@ -74,6 +74,7 @@ def test_bfloat16_trains_as_float32_does(kind):
     assert exact[-1] < exact[0] - 0.2 and (np.abs(rounded - exact) < 0.01 * exact).all()
 
 
+@pytest.mark.sampled(1, sweep=99, quick="tied llama-float32")
 @pytest.mark.parametrize(("kind", "dtype"), [("gpt2", "float32"), ("gpt2", "bfloat16"), ("tied llama", "float32"),
                                              ("llama", "float32")])
 def test_the_checkpoint_loads_with_the_same_weights(tmp_path, kind, dtype):
@@ -121,6 +122,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path):
         checkpoint.load(tmp_path / "other", settings)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_loss_that_is_not_finite_names_the_tensor():
     settings = settings_of("llama")
     trainer = Trainer(settings, texts_of(settings, tokenizer()))

@@ -71,6 +71,7 @@ def run_backward(launch, q, k, v, out, lse, grad_out, cu_seqlens, longest):
     return [gradient.copy_to_host() for gradient in gradients]
 
 
+@pytest.mark.sweep(every=True)
 @every_form
 def test_log_sum_exp(element, forward, backward):
     inputs = inputs_forward(np.random.default_rng(0), 2, 70, 33, 4, 2, 64, element)
@@ -106,6 +107,7 @@ def test_a_sequence_has_the_same_bits_anywhere(element, forward, backward):
         assert same_bits(many[66:], poison(many[66:].shape, many.dtype))
 
 
+@pytest.mark.sweep(every=True)
 @every_form
 def test_views_of_the_rows_of_a_product(element, forward, backward):
     """q, k and v beside each other, and their gradients: the bits of contiguous arrays, and nothing else is read or

@@ -38,6 +38,7 @@ def test_it_is_attention(fused, tiled):
             assert (miss <= tolerance_of(qkv, H, causal=causal, **given)).all(), (S, H, D, before, causal)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_launches_have_names_and_can_be_captured():
     qkv, out = cuda.to_device(uniform(np.random.default_rng(0), 3, 24)), cuda.device_array((3, 8), np.float32)
     for fused, causal, expected in ((False, True, ["scores", "scale", "mask", "softmax", "values"]),

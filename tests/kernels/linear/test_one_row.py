@@ -51,6 +51,7 @@ def arrays(K=48, dtype=np.float32, rows=5):
             cuda.to_device(np.full((rows, 2 * K), 7, dtype))]
 
 
+@pytest.mark.sweep(every=True)
 def test_only_the_row_at_start_is_written_and_none_of_a_full_cache():
     *given, q, cache = arrays()
     for start in (2, 5):

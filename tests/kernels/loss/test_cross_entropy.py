@@ -36,6 +36,7 @@ def test_the_reference_is_the_gradient_of_the_loss():
     assert losses[2] == 0
 
 
+@pytest.mark.sweep(every=True)
 @LAUNCHERS
 def test_losses_and_the_gradient_in_place(launch):
     """Rows of 1,003 elements begin at every offset from a multiple of eight."""
@@ -52,6 +53,7 @@ def test_losses_and_the_gradient_in_place(launch):
     assert not in_place.copy_to_host()[1].any()
 
 
+@pytest.mark.sweep(every=True)
 @LAUNCHERS
 def test_masked_logits_and_targets_outside_the_vocabulary(launch):
     logits = np.full((3, 40), -np.inf, np.float32)

@@ -28,6 +28,7 @@ def test_tolerance_knows_the_format():
     assert (np.abs(cut[0] @ cut[1] - MATMUL_TF32.reference(a, b)) > allowed).any()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.skipif(bool(matmul_tf32_pipelined.missing), reason=matmul_tf32_pipelined.missing)
 def test_the_rungs_with_mma_sync_round_alike():
     """Ties go away from zero, infinity stays; the last bit that TF32 keeps is 2**-10 of one."""

@@ -33,6 +33,7 @@ def test_with_a_residual_every_rung():
     assert agree(ADD_LAYERNORM_HALF, seed=3).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_the_sum_is_not_rounded_to_a_half():
     """1 + 0.0003 is no half: a sum kept as one would lose the residual, and the row would be all zeros."""
     x = np.ones((2, 384), np.float16)
@@ -63,6 +64,7 @@ def test_the_epsilon_of_bert(launch):
     assert np.abs(expected - half.layernorm_half_reference(total, weight, bias)).max() > 1  # what 1e-5 would give
 
 
+@pytest.mark.sweep(every=True)
 def test_a_view_at_an_odd_address():
     rng = np.random.default_rng(4)
     x, weight, bias = LAYERNORM_HALF.inputs(rng, R=3, C=384)

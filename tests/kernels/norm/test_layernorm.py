@@ -55,7 +55,7 @@ def on_device(*arrays):
     return [cuda.to_device(np.ascontiguousarray(array, np.float32)) for array in arrays]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, sweep=3, quick="layernorm_naive")
 @every_rung
 def test_a_row_of_one_value_becomes_the_bias(launcher):
     x, weight, bias = on_device(np.full((2, 768), 3.0), np.ones(768), np.arange(768))
@@ -110,6 +110,7 @@ def test_the_residual_stream_is_updated_in_place():
     np.testing.assert_allclose(out.copy_to_host(), norm.layernorm_reference(x + residual, weight, bias), atol=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_fused_kernel_does_what_the_two_do():
     """To the last bit: the same sums in the same order."""
     arrays = on_device(*RESIDUAL_LAYERNORM.inputs(np.random.default_rng(7), R=6, C=768))
@@ -160,7 +161,7 @@ def test_another_epsilon_is_another_kernel():
     assert found[1e-12] > 100 * found[1e-5]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("launch", [norm.add_layernorm_unfused, norm.add_layernorm_fused,
                                     norm.residual_layernorm_unfused, norm.residual_layernorm_fused],
                          ids=lambda launch: launch.__name__)

@@ -11,6 +11,7 @@ from labkit.kernels.optim.adamw import adamw, adamw_per_thread, adamw_reference,
 from tests.launching import every_rung, ones
 
 
+@pytest.mark.sweep(every=True)
 @every_rung(ADAMW, ADAMW_BF16, adamw_op("adamw_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed

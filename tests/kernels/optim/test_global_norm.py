@@ -19,6 +19,7 @@ def test_every_rung_agrees(op, launcher, monkeypatch):
     assert agree(op, [launcher], seed=1, sizes=(*op.awkward, {"n": 40_003})).passed
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", [global_norm, global_norm_per_thread], ids=lambda launch: launch.__name__)
 def test_only_a_norm_above_the_limit_is_clipped(launch):
     gradients = np.zeros(100, np.float32)

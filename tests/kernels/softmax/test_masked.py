@@ -32,6 +32,7 @@ def test_every_rung_agrees(op):
     assert agree(op, seed=1).passed
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda f: f.__name__)
 def test_rows_sum_to_one_on_the_shape_of_the_source(launch):
     """[1, 64, 64] with a scale of 1/sqrt(64), causal."""
@@ -40,6 +41,7 @@ def test_rows_sum_to_one_on_the_shape_of_the_source(launch):
     assert (got[:, np.triu(np.ones((64, 64), bool), 1)] == 0).all()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("scale", [1.0, 0.125, 0.0, -0.3])
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda f: f.__name__)
 def test_any_scale(launch, scale):

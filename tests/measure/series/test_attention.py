@@ -7,6 +7,7 @@ from labkit.kernels.op import uniform
 from labkit.measure.series import attention as attention_series
 
 
+@pytest.mark.sweep(every=True)
 def test_lengths_have_a_time_for_each_line_and_mask():
     series = attention_series.attention_sizes((4, 20), heads=2)
     assert series["S"] == [4, 20]
