@@ -6,6 +6,7 @@
     @pytest.mark.sampled(1, quick="5-add")  the case with this id is the first that stays
     @pytest.mark.sweep                      expensive: no case stays, SWEPT of them are swept
     @pytest.mark.sweep(every=True)          no case stays, all of them are swept
+    pytestmark = pytest.mark.sweep(every=True)   of a file: of its sampled tests, those that would stay are swept, too
 
 The remaining cases are slow: only pytest -m slow runs them, and pytest -m '' runs everything.
 
@@ -44,16 +45,17 @@ def mark_sweeps(items) -> None:
     for item in items:
         if not hasattr(item, "callspec"):
             continue
-        if marker := item.get_closest_marker("sweep"):
-            if not marker.kwargs.get("every"):
-                groups[item.path, item.originalname, None].append((item, 0, SWEPT))
+        sweep = item.get_closest_marker("sweep")
+        if sweep and not sweep.kwargs.get("every"):
+            groups[item.path, item.originalname, None].append((item, 0, SWEPT))
             continue
         for marker in item.iter_markers("sampled"):
             by = marker.kwargs.get("by")
             names = (by,) if isinstance(by, str) else by or ()
             values = tuple(_name(item.callspec.params[name]) for name in names)
-            swept = marker.kwargs.get("sweep", SWEPT)
-            groups[item.path, item.originalname, values].append((item, marker.args[0], swept))
+            stay, swept = marker.args[0], marker.kwargs.get("sweep", SWEPT)
+            groups[item.path, item.originalname, values].append(
+                (item, 0, stay + swept) if sweep else (item, stay, swept))
     for members in groups.values():
         members.sort(key=lambda member: (not _is_quick(member[0]), _order(member[0])))
         for number, (item, stay, swept) in enumerate(members):

@@ -54,6 +54,13 @@ def test_of_a_long_sweep_a_part_is_slow():
         assert sorted(map(markers, items)) == [*[[]] * 5, *[["slow"]] * (11 - swept), *[["sweep"]] * swept]
 
 
+def test_in_a_file_that_is_a_sweep_those_that_would_stay_are_swept_too():
+    items = [Item("add", size, pytest.mark.sampled(3, sweep=2).mark, pytest.mark.sweep(every=True).mark)
+             for size in range(8)]
+    assert staying(items) == []
+    assert sorted(map(markers, items)) == [*[["sweep"]] * 5, *[["sweep", "slow"]] * 3]
+
+
 def test_of_a_test_that_is_a_sweep_some_cases_are_slow_too():
     items = [Item("add", size, pytest.mark.sweep.mark) for size in range(8)]
     assert staying(items) == []

@@ -285,7 +285,7 @@ def test_a_step_names_the_kernels_in_it(solutions):
 # --- A wrong kernel --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(0, sweep=4)
 @pytest.mark.cpu_device  # on a GPU a mistake may wait for ever
 @pytest.mark.parametrize("place", [place for place in PLACES if place.model != TRAINING],
                          ids=lambda place: place.exercise)

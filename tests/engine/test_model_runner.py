@@ -16,6 +16,8 @@ from labkit.measure.series.llama import decoding
 from labkit.models import llama
 from labkit.models.configs import shapes
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 # Its kernels are those of other tests' models, so that they are compiled once.
 CONFIG = llama.Config(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                       num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,

@@ -98,6 +98,7 @@ def test_greedy_tokens_are_transformers(model):
     assert list(generate(model, PROMPT, 64)) == EXPECTED["greedy"]
 
 
+@pytest.mark.sweep(every=True)
 def test_the_same_seed_gives_the_same_tokens(model):
     workspace, sampler = Workspace(model.config), Sampler(temperature=3.0)
     first, again, other = (list(generate(model, PROMPT, 30, sampler, seed=seed, workspace=workspace))

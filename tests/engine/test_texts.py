@@ -15,6 +15,8 @@ from labkit.models.llama import SingleSequence
 from labkit.models.load import load
 from tests.engine.random_llama import write_folder
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PARAMS = SamplingParams(temperature=1.0, top_k=40, seed=3, max_tokens=8)
 

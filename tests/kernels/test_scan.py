@@ -123,6 +123,7 @@ def test_a_block_looks_back_over_totals_to_a_known_sum(through):
     np.testing.assert_array_equal(found[1], np.tile(np.array([0, *sums])[:, None], 32))
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("window", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_every_tile_ends_with_the_sum_up_to_its_end(window):
     x = np.ones(3 * TILE - 5, np.int32)

@@ -27,6 +27,8 @@ from labkit.models.minilm import (
 )
 from labkit.models.minilm_reference import cosines, embeddings, parity, weights_of
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 # Heads of 32 and one sentence of more than 64 tokens: the form of attention that its own tests have compiled.
 SMALL = Config(vocab_size=61, max_position_embeddings=96, type_vocab_size=2, hidden_size=64, num_hidden_layers=2,
                num_attention_heads=2, intermediate_size=96)

@@ -51,6 +51,7 @@ def answers(client, path):
         return client.get(path).status_code
 
 
+@pytest.mark.sweep(every=True)
 @posix
 @pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.sweep)])
 def test_it_answers_while_it_loads_and_drains_at_the_first_signal(engine):

@@ -330,6 +330,7 @@ def test_a_tiled_product_stays_small(played):
     assert len(data_of(played)["blocks"]) == 4
 
 
+@pytest.mark.sweep(every=True)
 def test_the_element_is_one_frame_that_fetches_nothing(played):
     html = played._repr_html_()
     assert html.startswith("<iframe") and html.count("'") == 8  # of class, title, style and srcdoc

@@ -15,6 +15,8 @@ from labkit.train.parameters import Buffer, initial, layout
 from labkit.train.trainer import Trainer
 from tests.train.tiny import MODELS, loss64, settings_of, texts_of
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 H = 1e-5  # a step of the finite difference
 
 

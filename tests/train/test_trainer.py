@@ -16,6 +16,8 @@ from labkit.train.parameters import initial
 from labkit.train.trainer import NotFinite, Trainer
 from tests.train.tiny import settings_of, texts_of
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 GOLDEN = Path(__file__).with_name("golden_curve.json")
 
 

@@ -42,6 +42,8 @@ from labkit.kernels.ops.pages import paged_inputs
 from tests import spills
 from tests.compiled import ptx_of, resources_of
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 AWKWARD = (0, 1, 15, 16, 17, 128, 129, 1003)
 F32, BF16, F16 = FLOAT32.dtype, BFLOAT16.dtype, FLOAT16.dtype
 RUNGS = [(paged_decode_naive, F32), (paged_decode_naive, BF16), (paged_decode_one_block, F32),

@@ -34,6 +34,8 @@ from labkit.kernels.ops.paged_prefill import PAGED_PREFILL, PAGED_PREFILL_BF16, 
 from labkit.kernels.ops.pages import paged_inputs
 from tests.compiled import ptx_of, resources_of
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 F32, BF16, F16 = FLOAT32.dtype, BFLOAT16.dtype, FLOAT16.dtype
 RUNGS = [(paged_prefill_naive, F32), (paged_prefill_naive, BF16), (paged_prefill_flash, F32),
          (paged_prefill_mma, BF16), (paged_prefill_mma, F16), (paged_prefill_naive, F16)]

@@ -30,6 +30,8 @@ from labkit.measure.ops import op as registered
 from tests import spills
 from tests.compiled import ptx_of, resources_of
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 LAUNCHERS = (attention_sentences_three_launches, attention_sentences_flash, attention_sentences_three_launches_half,
              attention_sentences_whole_matrix, attention_sentences_flash_half)
 OP_OF = {**dict.fromkeys(LAUNCHERS[:2], ATTENTION_SENTENCES), **dict.fromkeys(LAUNCHERS[2:], ATTENTION_SENTENCES_HALF)}

@@ -24,6 +24,8 @@ from labkit.kernels.ops.attention_training import backward_errors, inputs_backwa
 from labkit.measure.ops import op
 from tests.launching import ones
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 OPS = [f"attention_{which}{suffix}" for which in ("training", "backward") for suffix in ("", "_bf16")]
 FORMS = [(FLOAT32, attention_training_plain, attention_backward_plain),
          (FLOAT16, attention_training_mma, attention_backward_mma),

@@ -182,6 +182,7 @@ def test_bias_is_added_before_the_one_rounding():
         assert (np.abs(found - exact) <= BFLOAT16.rounding_error(exact) / 2 + sums).all(), launch.__name__
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("rows", "columns", "cases"), [
     pytest.param(20, 2112, slice(1), id="two tiles"),
     pytest.param(20, 2112, slice(None), marks=pytest.mark.sweep, id="every tile"),

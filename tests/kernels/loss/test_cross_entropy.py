@@ -68,6 +68,7 @@ def test_masked_logits_and_targets_outside_the_vocabulary(launch):
     assert np.isnan(dlogits.copy_to_host()[1:]).any(axis=1).all()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_row_that_does_not_fit_into_shared_memory(monkeypatch):
     """The octets beyond are read again; those of the edges are not."""
     logits, targets, scale = CROSS_ENTROPY.inputs(np.random.default_rng(4), R=3, V=4099)

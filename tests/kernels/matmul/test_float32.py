@@ -85,6 +85,7 @@ def test_misaligned_views_agree(launch):
         np.testing.assert_allclose(arrays[2].copy_to_host(), a.astype(np.float64) @ b, rtol=1e-5)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("K", [1, 15, 16, 17, 32, 33, 48, 80, 100])
 @pytest.mark.parametrize("launch", [
     *(pytest.param(launch, id=launch.__name__, marks=pytest.mark.sweep)

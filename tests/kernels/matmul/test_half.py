@@ -23,6 +23,7 @@ ANY_SIZE = (matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmu
 COMPILED = (matmul_half_double_buffered, matmul_half_f16_accumulators)  # in the usual run, for what accumulators cost
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launcher", [
     pytest.param(launcher, id=launcher.__name__, marks=[] if launcher in COMPILED else pytest.mark.sweep)
     for launcher in MATMUL_HALF.rungs])

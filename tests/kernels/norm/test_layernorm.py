@@ -64,7 +64,7 @@ def test_a_row_of_one_value_becomes_the_bias(launcher):
     np.testing.assert_allclose(out.copy_to_host(), np.tile(np.arange(768), (2, 1)), atol=1e-3)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(0, sweep=4)
 @pytest.mark.parametrize("launcher", [rung for rung in LAYERNORM.rungs if rung is not norm.layernorm_one_pass],
                          ids=lambda rung: rung.__name__)  # that one fails at this: lesson 21 shows how
 def test_a_large_mean_costs_digits_of_the_input_only(launcher):

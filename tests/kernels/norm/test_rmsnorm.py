@@ -29,6 +29,7 @@ def usual(op, launcher):
     return op in (ADD_RMSNORM_BF16, ADD_RMSNORM_F16) and launcher is norms.add_rmsnorm_fused
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("op", "launcher"), [
     pytest.param(op, launcher, id=f"{op.name}-{launcher.__name__}",
                  marks=() if usual(op, launcher) else pytest.mark.sweep)

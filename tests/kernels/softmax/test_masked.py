@@ -50,6 +50,7 @@ def test_any_scale(launch, scale):
                                masked_softmax_reference(scores, causal=True, scale=scale), **EXACT)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("size", [20, 21])
 @pytest.mark.parametrize("launch", FUSED, ids=lambda f: f.__name__)
 def test_a_row_that_sees_nothing_is_zero(launch, size):

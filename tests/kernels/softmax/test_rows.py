@@ -36,6 +36,7 @@ def test_large_numbers_infinities_and_equal_rows(launch):
     np.testing.assert_allclose(got.sum(axis=1, dtype=np.float64), 1.0, rtol=1e-5)
 
 
+@pytest.mark.sampled(1, sweep=99, quick="softmax_block_tree")
 @pytest.mark.parametrize("launch", SOFTMAX.rungs, ids=lambda f: f.__name__)
 def test_a_row_of_nothing_but_minus_infinity_is_nan(launch):
     x = np.zeros((2, 8), np.float32)

@@ -21,6 +21,7 @@ def test_lengths_have_a_time_for_each_line_and_mask():
         assert min(line["us"]) > 0
 
 
+@pytest.mark.sweep(every=True)
 def test_the_whole_matrix_has_no_time_where_it_does_not_fit():
     series = attention_series.attention_sizes((242,), heads=1)
     for line in series["lines"]:

@@ -56,6 +56,7 @@ def as_json(found):
     return json.loads(json.dumps(found, allow_nan=False))
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("lengths", [(5, 16, 3), (16, 16)])
 def test_what_runs_beside_it_computes_the_same(model, bert, lengths):
     """PyTorch's own functions in each form, and transformers' model, on the host."""

@@ -10,6 +10,7 @@ from labkit.measure import CPU_DEVICE
 from tests.measure.plots import layout
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("block", [pytest.param(0, marks=pytest.mark.sweep), 4])
 def test_tiles_of_a_block(block):
     figure = pictures.tiles(queries=40, tile=8, block=block)
