@@ -20,7 +20,7 @@ from collections import defaultdict
 
 import pytest
 
-# With one, .ci/run takes about twenty minutes on two cores.
+# With one, .ci/run takes about 50 minutes on two cores.
 SWEPT = 1
 
 

@@ -69,6 +69,7 @@ def test_compare_refuses_in_a_sentence(compare, path, tmp_path):  # noqa: F811
         assert done.exit_code == 2 and words in " ".join(done.output.split()), done.output
 
 
+@pytest.mark.sweep(every=True)
 def test_ctrl_c_leaves_whole_dumps(compare, path, tmp_path, monkeypatch):  # noqa: F811
     from labkit.models import compare as comparison
 

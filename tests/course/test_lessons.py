@@ -93,6 +93,7 @@ def test_lessons_in_a_row_have_a_process_each_and_the_next_one_is_started_early(
     assert not any(alive(pid) for pid in processes)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monkeypatch):
     monkeypatch.setattr(execution, "CORES_FOR_TWO", 1)
     (course_dir / "notebooks" / "00_first.py").write_text("# %% [markdown]\n# # First\n\n# %%\n1 / 0\n")

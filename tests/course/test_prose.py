@@ -228,6 +228,7 @@ def built(course_dir):
     return small
 
 
+@pytest.mark.sweep(every=True)
 def test_another_recording_makes_a_notebook_stale_and_rendering_it_keeps_its_outputs(built, request):
     request.getfixturevalue("other_recording")
     (found,) = build.check(built)
@@ -240,6 +241,7 @@ def test_another_recording_makes_a_notebook_stale_and_rendering_it_keeps_its_out
     assert [c.outputs for c in after.cells[1:]] == [c.outputs for c in before.cells[1:]] and build.check(built) == []
 
 
+@pytest.mark.sweep(every=True)
 def test_outputs_of_other_code_are_not_kept(built):
     chapter = built.chapters[0]
     chapter.source.write_text(chapter.source_text().replace("print('hello')", "print('bye')"))
@@ -247,6 +249,7 @@ def test_outputs_of_other_code_are_not_kept(built):
     assert "print('hello')" in chapter.built.read_text()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_lesson_with_wrong_prose_is_not_built(built):
     chapter = built.chapters[0]
     chapter.source.write_text(chapter.source_text().replace(f"{US} us", "12 us"))

@@ -253,6 +253,7 @@ def test_a_failing_lesson_writes_nothing_and_says_where(course_dir):
     assert problem.where(chapter) == f"cell 5, line {problem.line} of notebooks/00_first.py"
 
 
+@pytest.mark.sweep(every=True)
 def test_a_lesson_whose_process_dies_is_a_failure_and_not_a_hang(course_dir):
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text() + "\n# %%\nimport os\nos._exit(1)\n")
@@ -478,6 +479,7 @@ def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir, mon
                        "nvidia-h200.json ops.softmax; run labkit build 00")
 
 
+@pytest.mark.sweep(every=True)
 def test_a_page_is_stale_when_a_kernel_that_it_shows_changes(course_dir, monkeypatch):
     monkeypatch.chdir(course_dir)
     source = course_dir / "notebooks" / "00_first.py"

@@ -123,6 +123,7 @@ def test_what_stands_above_a_kernel(tmp_path, monkeypatch):
     assert {one.file for one in found} == {"labkit/kernels/made_up.py"}
 
 
+@pytest.mark.sweep(every=True)
 def test_the_whole_course_can_be_found():
     found = passages.passages(courses.load(REPOSITORY))
     assert 400 < len(found) < 2500
@@ -283,6 +284,7 @@ def test_a_kernel_leads_to_the_first_lesson_that_imports_it(course, tmp_path, mo
         assert (found.title, found.page) == ("kernels/softmax/rows.py", "01_second.html")
 
 
+@pytest.mark.sweep(every=True)
 def test_an_exercise_is_found_and_leads_to_its_page(found_in):
     hits = search.by_words(found_in, "exercise transpose through shared memory")
     hit = next(hit for hit in hits[:5] if hit.passage.kind == "exercise")
@@ -409,6 +411,7 @@ def test_without_an_encoder_it_goes_by_words_and_says_so(lessons):
         search.search(lessons, " ?! ", None)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_repositorys_index_is_of_this_model_and_small():
     path = REPOSITORY / "data" / search.NAME
     index = search.Index.read(path)

@@ -33,6 +33,7 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.sweep(every=True)
 def test_a_built_notebook_looks_executed(lesson):
     chapter, notebook = lesson
     static_view.prepare(notebook, chapter)

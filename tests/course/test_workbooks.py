@@ -192,6 +192,7 @@ def test_verify_names_a_solution_that_fails_and_an_exercise_that_passes(small):
     assert any(p.startswith("the skeleton of scale_again does not run: in the cell above: Asser") for p in problems)
 
 
+@pytest.mark.sweep(every=True)
 def test_verify_remembers_what_was_well_until_it_changes(small, monkeypatch):
     runs = []
     monkeypatch.setattr(workbook, "verify_chapter", lambda course, chapter: runs.append(chapter.name) or [])
@@ -203,6 +204,7 @@ def test_verify_remembers_what_was_well_until_it_changes(small, monkeypatch):
     assert runs == ["00_first", "00_first"]
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_that_a_solution_imports_is_looked_at_again_when_it_changes(small, monkeypatch):
     import_cuda = "from labkit import cuda"
     small = change(small, "scale_again", import_cuda, f"{import_cuda}\nfrom labkit.kernels import gelu")

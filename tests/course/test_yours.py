@@ -311,6 +311,7 @@ def test_a_known_mistake_is_found_at_its_step(place, model, encoder, llama):
     assert caught >= 1
 
 
+@pytest.mark.sweep(every=True)
 def test_the_right_step_of_the_right_layer(solutions, model):
     calls = []
     right = solutions.only("layernorm_two_sums").parts["layernorm"]
@@ -381,6 +382,7 @@ def test_a_learners_answer_is_read_checked_and_used(classroom):
     assert one_by_one(unchecked, shape=SMALL).first("add_row").name == "attn.c_attn"
 
 
+@pytest.mark.sweep(every=True)
 def test_a_notebook_that_is_damaged_or_gone_or_a_cell_that_was_deleted(classroom):
     chapter = classroom.exercise("saxpy").chapter
     notebook = copies.learners(classroom, chapter)
@@ -403,6 +405,7 @@ def test_wrong_names():
 # --- The module itself -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(every=True)
 def test_nothing_replaced_is_the_models_own():
     assert yours.kernels({}).linear is FUSED.linear
     calls = []

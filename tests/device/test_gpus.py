@@ -44,6 +44,7 @@ def ask(pretend, code):
                           env={**__import__("os").environ, "LABKIT_PRETEND": pretend, "LABKIT_DEVICE": "cpu"})
 
 
+@pytest.mark.sweep(every=True)
 def test_pretending_changes_what_kernels_are_chosen_for():
     code = ("from labkit import cuda, device\nfrom labkit.device import gpus\n"
             "print(gpus.target().name, gpus.sm_count(), gpus.target().shared_per_block)")

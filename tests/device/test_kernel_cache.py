@@ -209,6 +209,7 @@ def test_tensor_core_kernels_of_factories_are_kept(cuda):
 # --- Several processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(every=True)
 def test_workers_compile_what_is_needed_side_by_side(cuda, tmp_path):
     from numba.cuda import types
 
@@ -225,6 +226,7 @@ def test_workers_compile_what_is_needed_side_by_side(cuda, tmp_path):
     assert compile_ahead.prepare(needed, workers=2, capability=CAPABILITY) == 0
 
 
+@pytest.mark.sweep(every=True)
 def test_workers_compile_kernels_with_instructions_of_their_own(cuda):
     from numba.cuda import types
 
@@ -243,6 +245,7 @@ def test_workers_compile_kernels_with_instructions_of_their_own(cuda):
     assert kernel_cache.stats().hits == 1, kernel_cache.stats()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_that_does_not_compile_leaves_the_others(cuda):
     @cuda.jit
     def wrong(a):
@@ -252,6 +255,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_others(cuda):
     assert compile_ahead.prepare(needed, workers=1, capability=CAPABILITY) == 1
 
 
+@pytest.mark.sweep(every=True)
 def test_a_worker_that_is_killed_leaves_the_rest_to_the_others(cuda):
     needed = [(scale_by(cuda, factor), vector(cuda)) for factor in range(4)]
     plain, started = compile_ahead._start_worker, []
@@ -268,6 +272,7 @@ def test_a_worker_that_is_killed_leaves_the_rest_to_the_others(cuda):
     assert kernel_cache.stats().hits == 3 and kernel_cache.stats().misses == 1
 
 
+@pytest.mark.sweep(every=True)
 def test_an_interrupt_stops_the_workers(cuda, tmp_path):
     def interrupt(done, of):
         if done:

@@ -15,6 +15,7 @@ def arrays(*shapes):
     return [cuda.to_device(np.ones(shape, np.float32)) for shape in shapes]
 
 
+@pytest.mark.sweep(every=True)
 def test_the_configuration_and_the_types_of_a_launch():
     (one,) = launches.of(matmul_tiled, *arrays((5, 7), (7, 40), (5, 40)))
     assert one.kernel is matmul_tiled_kernel

@@ -105,6 +105,7 @@ def plain(text: str, stops, include: bool) -> tuple[str, str | None]:
     return text, None
 
 
+@pytest.mark.sweep(every=True)
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(pieces=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=12), include=st.booleans(),
        stops=st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=3))

@@ -106,6 +106,7 @@ def test_the_same_seed_gives_the_same_tokens(model):
     assert first == again and first != other and len(set(first)) > 10
 
 
+@pytest.mark.sweep(every=True)
 def test_it_stops_where_it_should(model):
     greedy = EXPECTED["greedy"]
     at = greedy.index(81)

@@ -56,6 +56,7 @@ def test_the_sums_of_blocks_are_summed_by_further_launches(launch, elements, lau
     assert len(planned(lambda: launch(x, out))) == launches
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("n", [1, 3, 4, 1023, 20_001])
 def test_wide_loads_take_views_that_do_not_begin_at_16_bytes(n):
     x = np.random.default_rng(n).integers(-4, 5, n + 1).astype(np.float32)

@@ -137,6 +137,7 @@ def _array(torch, result) -> np.ndarray:
     return result.numpy()
 
 
+@pytest.mark.sampled(1, sweep=99, quick="0-0.92-0.0-6-searched_by_torch")
 @pytest.mark.parametrize("draw", [sorted_by_torch, searched_by_torch])
 @pytest.mark.parametrize(("top_k", "top_p", "min_p", "kept"), [
     (0, 1.0, 0.0, 8), (0, 0.92, 0.0, 6), (3, 1.0, 0.0, 3), (0, 1.0, 0.3, 5), (5, 0.6, 0.05, 3), (0, 0.01, 0.0, 1)])

@@ -36,6 +36,7 @@ def test_the_references_are_the_gradients_of_gathered_rows():
                    position_embedding_backward_reference(dout, 2))
 
 
+@pytest.mark.sweep(every=True)
 def test_one_token_alone_and_ids_outside_the_vocabulary():
     """600 rows of one token, but for two outside; what dtokens held is kept."""
     dout = np.random.default_rng(3).uniform(-1, 1, (600, 40)).astype(np.float32)

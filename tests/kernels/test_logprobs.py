@@ -23,6 +23,7 @@ def test_every_rung_agrees():
     assert agree(LOGPROBS).passed
 
 
+@pytest.mark.sweep(every=True)
 def test_equal_logits_share_a_rank_and_the_lower_token_is_first():
     logits = np.array([[1, 3, 3, 2, 3, -np.inf], [0, -0.0, 0, 0, 0, 0]], np.float32)
     got = found(logits, [4, 5], [MOST, 2])

@@ -43,7 +43,7 @@ def kernels(early: bool) -> dict:
 NAMES = ("product", "norm", "rope", "attention", "norm and product", "weights left")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, sweep=2, quick="norm")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_early_kernel_writes_nothing_before_it_waits(name):
     kernel, arguments = kernels(True)[name]
@@ -100,6 +100,7 @@ def test_a_product_is_the_same(monkeypatch):
     np.testing.assert_array_equal(late, early)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_norm_is_the_same(monkeypatch):
     x, residual, weight = random(2, 5, 72), random(3, 5, 72), random(4, 72)
 

@@ -87,6 +87,7 @@ def test_a_sentence_beyond_the_rows_gives_nan(launch):
     np.testing.assert_allclose(got[6], 8**-0.5 if "normalize" in launch.__name__ else 1, rtol=1e-6)
 
 
+@pytest.mark.sweep(every=True)
 def test_wide_rows_take_other_launches():
     inputs = MEAN_POOL.inputs(np.random.default_rng(3), B=2, T=5, C=1030)
     for launch, reference, allowed in (

@@ -55,6 +55,7 @@ def make_block_max(block_reduce):
 MAXIMA = [row_max, make_block_max(block_reduce_max), make_block_max(block_max)]
 
 
+@pytest.mark.sampled(1, sweep=99, quick="<lambda>0")
 @pytest.mark.parametrize("launch", MAXIMA)
 def test_a_maximum_is_exact_with_negative_numbers_and_infinities(launch):
     x = -1000 - 10 * np.abs(uniform(np.random.default_rng(3), 5, 1000))

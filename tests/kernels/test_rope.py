@@ -53,6 +53,7 @@ def test_frequencies_are_those_of_transformers(golden, theta, scaling):
     assert np.abs(found / frequencies(64, theta) - 1).max() > 0.5  # the scaling does something
 
 
+@pytest.mark.sweep(every=True)
 def test_transformers_has_the_same_frequencies():
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", minversion="5")

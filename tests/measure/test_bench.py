@@ -118,6 +118,7 @@ def test_merge_leaves_the_old_file_when_writing_fails(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.json"]
 
 
+@pytest.mark.sweep(every=True)
 def test_draw_makes_a_plot_of_each_ladder_and_series(tmp_path):
     drawn = bench.draw(made_up.measurements(), tmp_path)
     assert {path.stem for path in drawn} == {"vector_add", "matmul", "vector_add_sizes", "volume_add_block_shapes",

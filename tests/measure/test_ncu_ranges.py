@@ -48,6 +48,7 @@ def test_the_recorded_trace_has_ranges_within_ranges_and_names_of_kernels():
         "matmul_naive_kernel", "softmax_naive_kernel", "softmax_vectorized_kernel"]
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device
 def test_the_workload_nests_its_ranges(monkeypatch):
     calls = []

@@ -255,6 +255,7 @@ def test_refusals_say_what_is_allowed():
         Shape(12, 3, 0)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.skipif(compiler.is_mlir(), reason="numba-cuda-mlir imports PyTorch and CuPy where they are installed")
 def test_no_library_computes_a_part_of_it():
     """Neither CuPy nor PyTorch is even imported by a run of the block. Numba looks whether SciPy is there."""

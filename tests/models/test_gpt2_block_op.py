@@ -12,7 +12,7 @@ from labkit.models import gpt2_block_op as block_op
 from labkit.models.gpt2_block import GPT2_SMALL
 
 
-@pytest.mark.sampled(1, sweep=2, quick="block_fused")
+@pytest.mark.sampled(0, sweep=3, quick="block_fused")
 @pytest.mark.parametrize("launcher", [pytest.param(launcher, id=launcher.__name__) for launcher in (
     *block_op.GPT2_BLOCK.rungs, *block_op.GPT2_BLOCK_HALF.rungs)])
 def test_rung_agrees(launcher):

@@ -417,6 +417,7 @@ def test_half_a_character_waits_for_its_other_half(path):
     assert list(tokenizer.stream(ids[-1:]))[0] == "\N{REPLACEMENT CHARACTER}"  # nothing more comes: it is shown
 
 
+@pytest.mark.sweep(every=True)
 def test_the_tiny_one():
     try:
         path = folder(TINY)

@@ -292,6 +292,7 @@ def test_what_is_too_large_is_refused_however_it_is_sent(server, client):
         assert raw.recv(4096).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.sweep(every=True)
 def test_a_connection_too_many_is_refused_and_a_silent_one_closed():
     with served(fake_engine(), Settings(max_connections=3, body_s=1.0)) as server:
         host, port = server.url.removeprefix("http://").split(":")
@@ -314,6 +315,7 @@ def test_pages_of_other_sites_and_other_names_of_this_machine_are_refused(server
     assert client.post(TEXT, json=text(), headers={"origin": server.url}).status_code == 200
 
 
+@pytest.mark.sweep(every=True)
 def test_a_key_is_asked_for_on_every_path_but_those_without_data():
     with served(fake_engine(), Settings(api_key="s3cret", allow_origins=("http://page.example",))) as found, \
             httpx.Client(base_url=found.url) as client:

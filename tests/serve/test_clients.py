@@ -260,6 +260,7 @@ def test_a_wrong_key_and_the_right_one():
                     assert client.models.list().data[0].id == MODEL
 
 
+@pytest.mark.sweep(every=True)
 def test_the_client_waits_as_long_as_it_is_asked_to_and_tries_again():
     with served(fake_engine(), Settings(max_waiting=1, retry_after_s=1)) as server, \
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -101,6 +101,7 @@ def raise_unsendable(thread):
     raise Unsendable("this", "that")
 
 
+@pytest.mark.sweep(every=True)
 def test_logprobs_are_those_of_the_other_process_in_however_many_pieces_they_come(engine):
     asked = list(with_and_without_logprobs())
 
@@ -291,6 +292,7 @@ def test_stop_lets_requests_end_or_waits_no_longer_than_it_may():
         assert all(isinstance(each, Draining) for each in found)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_process_that_ends_leaves_no_one_waiting():
     async def ask():
         stream = engine.submit("abc", SamplingParams(max_tokens=50, **LONG))

@@ -93,6 +93,7 @@ def test_a_second_signal_ends_it_at_once(engine):
             assert child.wait(5) == 128 + signal.SIGTERM
 
 
+@pytest.mark.sweep(every=True)
 @posix
 @pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.sweep)])
 def test_a_signal_while_it_loads_ends_it(engine):

@@ -351,6 +351,7 @@ def test_no_source_breaks_the_page():
     assert "</script> & 'quotes'" in data_of(played)["source"][-1][1]
 
 
+@pytest.mark.sweep(every=True)
 def test_save_writes_a_whole_file_or_none(tmp_path, played, monkeypatch):
     path = played.save(tmp_path / "deep" / "product.html")
     assert path.read_text(encoding="utf-8") == played.document()

@@ -235,6 +235,7 @@ def test_check_names_one_buffer_of_three_streams():
     assert verdict.mistake == "" and not verdict.mistake_is_exact
 
 
+@pytest.mark.sweep(every=True)
 def test_the_known_race_is_recognised():
     exercise = exercises.find("waves_in_chunks")
     mistake = "the copy back is on another stream than the kernel"

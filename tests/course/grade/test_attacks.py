@@ -281,6 +281,7 @@ def test_a_process_that_ends_is_named_as_such(place):
     assert result["headline"] == "Its process ended." and "signal 11" in result["details"][0]
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("isolation", ["namespaces", pytest.param("bwrap", marks=pytest.mark.sweep)])
 def test_what_stands_below_tmp_is_shown_there_too(isolation, tmp_path, monkeypatch):
     """A virtual environment may stand below /tmp, of which an answer gets an empty one."""

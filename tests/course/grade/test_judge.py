@@ -74,6 +74,7 @@ def test_an_error_around_the_definition_is_judged_as_check_judges_it(case, judge
         assert "ZeroDivisionError" in result["details"][0] and "ZeroDivisionError" in checked.problem
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device
 def test_what_the_cell_tries_out_after_the_definition_is_not_the_answer(judge):
     """The grader's device does not observe mapped arrays."""

@@ -18,6 +18,7 @@ def attend(qkv, heads: int, causal: bool):
     return out.copy_to_host()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("S", "H"), [(1, 1), (KEYS, 2), (KEYS + 1, 1), (QUERIES - 1, 1), (QUERIES + 1, 3), (130, 2)])
 def test_tiles_that_are_not_full(S, H, causal):

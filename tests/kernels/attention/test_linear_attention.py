@@ -39,6 +39,7 @@ def test_the_reference_is_a_recurrence():
     np.testing.assert_allclose(linear_attention_reference(q, k, v), found, rtol=1e-12)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_token_sees_none_after_it():
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((1, 70, 64)).astype(np.float32) for _ in range(3))

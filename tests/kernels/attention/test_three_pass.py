@@ -92,6 +92,7 @@ def test_large_scores_do_not_overflow(launch):
     np.testing.assert_allclose(out.copy_to_host(), 40, rtol=1e-5)
 
 
+@pytest.mark.sweep(every=True)
 def test_scores_beyond_48_kb_are_asked_for_and_beyond_the_limit_refused():
     rows = 13_000
     qkv = cuda.to_device(uniform(np.random.default_rng(0), rows, 6))
@@ -137,6 +138,7 @@ def test_arguments_are_checked_before_a_rung_is_picked(launch, dtype, monkeypatc
         launch(qkv, 2, flat)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_small_launch_takes_nothing_from_the_large_one_after_it():
     """CUDA is asked for shared memory once, and what it allows must never become less."""
     for S in (120, 3, 50, 120):

@@ -57,6 +57,7 @@ def test_large_float16_do_not_overflow():
     np.testing.assert_array_equal(out.copy_to_host(), 100)
 
 
+@pytest.mark.sweep(every=True)
 def test_neighbouring_heads_are_not_mixed():
     """Head 1 alone is what head 1 among three is."""
     qkv = np.random.default_rng(0).uniform(-1, 1, (20, 3 * 3 * 64)).astype(np.float16)

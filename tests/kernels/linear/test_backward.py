@@ -120,6 +120,7 @@ def test_the_same_bits_in_every_run():
         gradient(backward.linear_backward_bias_split, "bias", tokens, 24, 1, element, workspace=workspace)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_picked_form_takes_any_size():
     for element in (FLOAT32, BFLOAT16):
         for of, launch in (("weight", linear_backward_weight), ("bias", linear_backward_bias)):

@@ -71,6 +71,7 @@ def test_any_number_of_rows(T, element):
         assert (np.abs(logits - expected) <= sums).all()
 
 
+@pytest.mark.sampled(1, sweep=99, quick="1-3-260-float16")
 @ELEMENT
 @pytest.mark.parametrize(("T", "N", "K"), [(1, 3, 260), (2, 24, 264), (17, 13, 16), (33, 8, 40)])
 def test_swiglu_of_any_number_of_rows(T, N, K, element):
@@ -341,7 +342,7 @@ def test_a_tile_is_as_wide_as_there_are_tokens_unless_k_is_shared():
     assert cols(65, 2048, 8192) == cols(256, 2048, 8192) == cols(256, 3072, 2048) == 64
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize(("tile", "options"), [
     (tile, options) for tile in swap_ab.TILES
     for options in (*({"most_splits": splits} for splits in swap_ab.BATCHES), {"most_splits": 1, "swiglu": True},
@@ -370,7 +371,7 @@ def test_refusals_of_wgmma_name_what_is_allowed():
         multiply_specialised(ones(4, 8), ones(16, 8), ones(16, dtype=np.float32), ones(4, 16), weights=True)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize(("kind", "tile"), [
     *((kind, tile) for kind in ("plain", "floats") for tile in TILES), *(("swiglu", tile) for tile in SWIGLU_TILES)],
     ids=str)

@@ -55,7 +55,7 @@ def test_parts_cover_the_depth(rows, dtype):
         assert (count - 1) * slice_ < depth <= count * slice_
 
 
-@pytest.mark.sampled(2, sweep=4)
+@pytest.mark.sampled(1, sweep=5, quick="True-size2")
 @pytest.mark.parametrize("size", [(3, 24, 40), (65, 72, 40), (130, 16, 8)])
 @pytest.mark.parametrize("residual", [False, True])
 def test_float16_of_many_rows(size, residual):

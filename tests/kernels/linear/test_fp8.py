@@ -65,6 +65,7 @@ def test_rows_of_any_element(columns, element):
     assert (codes[1] == 0).all() and (codes[::2].max(axis=1) & 0x7F).max() == 0x7E
 
 
+@pytest.mark.sampled(1, sweep=99, quick="by a thread")
 @pytest.mark.parametrize("columns", [257, 264], ids=["by a thread", "by a block"])
 def test_every_code_and_the_middles_between_them(columns):
     """With a largest of 448 the scale is 1: numbers are kept, and their middles go to the even code."""

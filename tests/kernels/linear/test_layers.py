@@ -19,6 +19,7 @@ def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("rows", [1, 30, 100])
 def test_float32_layer_of_a_sentence_encoder(rows):
     assert agree(LINEAR_F32, sizes=({"M": rows, "N": 77, "K": 50},), seed=2).passed

@@ -68,6 +68,7 @@ def check_bias(way, dtype):
     assert (np.abs(out - expected) <= once + sums).all()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("way", ["thread, 128 bits", "warp, 128 bits",
                                  pytest.param("tensor cores", marks=pytest.mark.sweep)])
 def test_zeros_infinities_and_huge_values_stay_in_their_row(way):

@@ -81,6 +81,7 @@ def test_a_row_that_does_not_fit_into_shared_memory(monkeypatch):
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_view_at_an_odd_address():
     logits, targets, scale = CROSS_ENTROPY.inputs(np.random.default_rng(5), R=3, V=100)
     whole = cuda.to_device(np.concatenate([np.ones(1, np.float32), logits.reshape(-1)]))

@@ -76,6 +76,7 @@ def test_fragments_come_without_bank_conflicts_and_stores_fill_sectors():
     assert report.counts["sectors"] == out.nbytes // 32
 
 
+@pytest.mark.sweep(every=True)
 def test_the_accumulators_of_wgmma_stay_in_registers():
     text = ptx_of(WGMMA_TF32, *["uint64 1"] * 2, "float32 1", *["uint32"] * 3, cc=HOPPER)
     assert text.count("wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32") == 8  # four for each set of fragments

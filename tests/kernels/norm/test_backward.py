@@ -25,7 +25,7 @@ from tests.launching import check_gradient, every_rung, ones
 SIZE = {"R": 8, "C": 8}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1, sweep=4, quick="rmsnorm_backward_f16-rmsnorm_backward_naive")
 @every_rung(LAYERNORM_BACKWARD, RMSNORM_BACKWARD, RMSNORM_BACKWARD_BF16,
             norm_backward_op("layernorm_backward_bf16", BFLOAT16, True, SIZE),
             norm_backward_op("layernorm_backward_f16", FLOAT16, True, SIZE),

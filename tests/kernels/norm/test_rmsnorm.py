@@ -51,6 +51,7 @@ def in_transformers_order(total, weight, eps):
     return bfloat16_of(float32_of(bfloat16_of(scaled)) * float32_of(weight))
 
 
+@pytest.mark.sweep(every=True)
 def test_bfloat16_is_rounded_where_transformers_rounds():
     """Without the rounding before the weight, or that of the sum, a quarter of the numbers would differ. Where float32
     falls on the other side of a middle, one number in some thousand may."""

@@ -17,6 +17,7 @@ def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
 
+@pytest.mark.sampled(1, sweep=99, quick="adamw_per_thread")
 @pytest.mark.parametrize("launch", [adamw, adamw_per_thread], ids=lambda launch: launch.__name__)
 def test_steps_in_place_with_the_step_and_the_rate_on_the_device(launch):
     """1,003 parameters, float32 gradients, bfloat16 copies; of four segments the second and the last do not decay."""
@@ -38,6 +39,7 @@ def test_steps_in_place_with_the_step_and_the_rate_on_the_device(launch):
     assert (step.copy_to_host()[0], rate.copy_to_host()[0]) == (4, rates[2]), "after its end the last rate"
 
 
+@pytest.mark.sweep(every=True)
 def test_the_first_step_moves_each_parameter_by_the_rate():
     """Both corrections are exact to a few roundings at step 1: the update is the gradient's sign."""
     master, zeros, gradients = np.zeros(64), np.zeros((2, 64)), np.linspace(-3, 3, 64)

@@ -29,6 +29,7 @@ def test_only_a_norm_above_the_limit_is_clipped(launch):
     np.testing.assert_array_equal(run(launch, (2,), np.float32, 0 * gradients, 1.0), [0, 1])
 
 
+@pytest.mark.sweep(every=True)
 def test_a_view_at_an_odd_address():
     gradients, result = cuda.to_device(np.float32([100, 3, 4])), ones(2)
     global_norm(gradients[1:], 1.0, result)

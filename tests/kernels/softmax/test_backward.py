@@ -23,6 +23,7 @@ def test_the_reference_is_the_gradient_of_softmax():
                    softmax_backward_reference(softmax_reference(x), dout))
 
 
+@pytest.mark.sweep(every=True)
 def test_in_place():
     inputs = SOFTMAX_BACKWARD.inputs(np.random.default_rng(3), R=3, C=520)
     expected = run(softmax_backward, (3, 520), np.float32, *inputs)
@@ -32,6 +33,7 @@ def test_in_place():
         np.testing.assert_array_equal(arrays[index].copy_to_host(), expected)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_view_at_an_odd_address():
     y, dout = SOFTMAX_BACKWARD.inputs(np.random.default_rng(4), R=3, C=264)
     whole = cuda.to_device(np.concatenate([np.ones(1, np.float32), y.reshape(-1)]))

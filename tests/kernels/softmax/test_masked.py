@@ -61,6 +61,7 @@ def test_a_row_that_sees_nothing_is_zero(launch, size):
     np.testing.assert_allclose(got, masked_softmax_reference(scores, lengths), **EXACT)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("size", [20, 21])
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda f: f.__name__)
 def test_both_masks_at_once_and_heads_that_share_a_length(launch, size):

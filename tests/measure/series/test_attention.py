@@ -63,6 +63,7 @@ def test_the_third_pass_alone_adds_up_the_values():
         np.testing.assert_allclose(out.copy_to_host(), np.tile(expected, (S, 1)), atol=1e-4)
 
 
+@pytest.mark.sweep(every=True)
 def test_linear_attention_has_a_time_for_each_line(monkeypatch):
     monkeypatch.setattr(attention_series, "MOST_PAIRS", 4)
     series = attention_series.linear_attention_lengths((4, 40), heads=1)

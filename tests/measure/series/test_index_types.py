@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from labkit import measure
 from labkit.measure.series import index_types
+
+pytestmark = pytest.mark.sweep(every=True)
 
 
 def test_each_ladder_is_timed_both_ways():

@@ -44,6 +44,7 @@ def decoded():
     return json.loads(json.dumps(series.llama_decode(), allow_nan=False))
 
 
+@pytest.mark.sweep(every=True)
 @ON_CPU
 def test_decode(decoded):
     assert [row["sequences"] for row in decoded["rows"]] == [1, 3] and decoded["tokens"] == 20

@@ -18,6 +18,7 @@ def test_the_product_is_right_and_its_parts_are_marked():
     assert [one["path"] for one in ranges.to_json()] == [["matrix product"]] + [["matrix product", p] for p in PARTS]
 
 
+@pytest.mark.sweep(every=True)
 def test_a_fresh_process_makes_three_trips():
     found = overheads.cold_start()
     assert found["import_ms"] > 0

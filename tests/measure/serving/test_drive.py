@@ -60,6 +60,7 @@ def test_a_closed_loop_keeps_so_many_under_way_and_no_more():
     assert run.seconds >= 0.3
 
 
+@pytest.mark.sweep(every=True)
 def test_an_open_loop_does_not_wait_for_answers():
     load = Load(scripted(*[0] * 12, output=1), rate=40.0, seed=3)
     with FakeServer(Script(first_s=1.5)) as server:

@@ -24,6 +24,7 @@ def test_ldmatrix_points_and_receives():
     assert figure.png().startswith(PNG)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_swizzle_spreads_a_column_over_the_banks():
     for piece in range(8):
         assert pictures.swizzle(piece).summary == ("Reading it takes as it is: 8 steps; a piece of padding: 1 step; "

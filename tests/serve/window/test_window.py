@@ -189,6 +189,7 @@ def test_the_first_event_is_all_and_the_others_what_changed_until_nothing_is_lef
         asyncio.run(watch(window))
 
 
+@pytest.mark.sweep(every=True)
 def test_at_most_ten_times_a_second_and_only_while_someone_watches():
     async def watch(window):
         assert not window.engine.transport.observers and window.looked == 0
