@@ -32,6 +32,8 @@ from labkit.models.gpt2_block import FUSED, Kernels, Shape, separately
 from labkit.models.gpt2_reference import parity
 from labkit.models.llama import Llama, SingleSequence
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 SMALL = Shape(width=24, heads=3, inner=40)
 HEADS_OF_64 = Shape(width=64, heads=1, inner=40)
 TINY = Config(vocab_size=23, n_positions=16, n_embd=24, n_layer=2, n_head=3)

@@ -16,6 +16,8 @@ from labkit.models.configs import shapes
 from labkit.models.gpt2 import Config
 from labkit.models.load import load
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 SHAPE = {"vocab_size": 300, "n_positions": 24, "n_embd": 8, "n_layer": 1, "n_head": 2}
 CHANCE = Sampler(temperature=1.0)
 

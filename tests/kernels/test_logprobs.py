@@ -8,6 +8,8 @@ from labkit.kernels.agree import agree
 from labkit.kernels.logprobs import COLUMNS, MOST, RANK, TOKENS, TOP, Scratch, logprobs, logprobs_reference
 from labkit.kernels.ops.logprobs import LOGPROBS
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 
 def found(logits, tokens, wanted):
     """Of one launch, into memory that was never cleared."""

@@ -22,6 +22,8 @@ from labkit.kernels.sampling_reference import (
 from labkit.kernels.sampling_search import EMPTY_ROW, NAN_ROW, load_narrow, load_wide
 from labkit.measure.ops import op
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 INF = np.inf
 V = 4095  # of the tests in the usual run: one chunk, read as the models of other tests are, one number at a time
 

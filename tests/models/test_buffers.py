@@ -10,6 +10,8 @@ from labkit.models.llama import Cache, Llama, Workspace
 from labkit.models.step import Inputs, Piece
 from tests.models.test_llama import SMALL, random_tensors
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 CHAIN = [Launch("first", (), ("a",)), Launch("second", ("a",), ("b",)), Launch("third", ("b",), ("c",)),
          Launch("fourth", ("c",), ("a",))]
 

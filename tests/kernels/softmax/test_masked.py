@@ -71,6 +71,7 @@ def test_both_masks_at_once_and_heads_that_share_a_length(launch, size):
                                masked_softmax_reference(scores, lengths, causal=True), **EXACT)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("size", [16, 17])
 def test_what_the_mask_hides_is_not_read(size):
     scores = uniform(np.random.default_rng(4), 1, size, size)

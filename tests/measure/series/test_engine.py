@@ -16,6 +16,8 @@ from labkit.models.load import load
 from tests import made_up
 from tests.engine.fake_model import FakeRunner
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 ON_CPU = pytest.mark.cpu_device
 
 

@@ -18,6 +18,8 @@ from labkit.models.llama import Config
 from labkit.models.llama_reference import activations, weights_of
 from tests import made_up
 
+pytestmark = pytest.mark.sweep(every=True)  # what they compile takes ten seconds and more
+
 ON_CPU = pytest.mark.cpu_device
 
 

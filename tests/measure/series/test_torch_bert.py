@@ -69,6 +69,7 @@ def test_what_runs_beside_it_computes_the_same(model, bert, lengths):
         assert torch_bert.smallest_cosine(expected, call()) > 0.9999
 
 
+@pytest.mark.sweep(every=True)
 def test_ways_to_run_torch_that_fail_say_why(bert, monkeypatch):
     """On the host, with the clock of the wall in place of CUDA's: each way has a time, or the reason why not."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
