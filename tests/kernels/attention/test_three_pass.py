@@ -147,6 +147,7 @@ def test_a_small_launch_takes_nothing_from_the_large_one_after_it():
         assert (np.abs(out.copy_to_host() - attention_reference(qkv, 1)) <= tolerance_of(qkv.astype(float), 1)).all()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", [attention_three_pass, module.attention_all_threads], ids=lambda f: f.__name__)
 def test_no_key_beyond_the_last_of_a_full_cache_is_read(launch):
     """start lies in device memory, where no launcher can look at it: a query there sees all keys, and no more."""
