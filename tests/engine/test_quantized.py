@@ -11,7 +11,7 @@ from labkit.models.quantized_folder import write_folder
 from tests.models.test_quantize import folder  # noqa: F401
 
 
-@pytest.mark.sampled(0, sweep=100, quick="scheme1")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("scheme", [Scheme(INT4, 32), Scheme(E4M3)])
 def test_requests_together_get_what_each_gets_alone(folder, tmp_path, scheme):  # noqa: F811
     write_folder(folder, tmp_path / "out", LlamaConfig.read(folder / "config.json"), scheme)

@@ -68,7 +68,7 @@ def torch():
         yield torch
 
 
-@pytest.mark.sampled(0, sweep=100, quick="paged_decode")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("name", [name for name in WITH_PYTORCH if name not in OPS_ON_A_GPU])
 def test_pytorch_computes_the_operation(name, monkeypatch, torch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))

@@ -92,7 +92,7 @@ def test_the_record_has_every_rung_and_model():
     assert [gpu.capability for gpu in TARGETS.values()] == list(gpus.SUPPORTED)
 
 
-@pytest.mark.sampled(0, sweep=100, quick="softmax-softmax_naive")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize(("operation", "rung"), [("softmax", "softmax_naive"), ("rmsnorm_bf16", "rmsnorm_registers")])
 def test_two_targets_share_a_text_only_where_the_compiler_writes_the_same(compiler, operation, rung):
     plan = gpu_plans.plans_of(ops.op(operation))[rung]["12.0"]

@@ -249,7 +249,7 @@ def checkpoint(path, name: str, config=SMALL, keep=()):
     return replace(config, quantization_config=quantization), read(path), truth
 
 
-@pytest.mark.sampled(0, sweep=100, quick="awq-bfloat16")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("name, dtype", [*((name, "bfloat16") for name in LAYOUTS), ("gptq", "float16")])
 def test_every_launch_of_a_model_agrees_with_the_weights_that_were_packed(tmp_path, name, dtype):
     config, tensors, truth = checkpoint(tmp_path / "model.safetensors", name)

@@ -78,7 +78,7 @@ def test_gradients_of_weights_are_stored_or_added(form, element, tokens, before)
         assert (np.abs(float64_of(got) - expected) <= allowed).all(), (form, out_element)
 
 
-@pytest.mark.sampled(0, sweep=100, quick="element2-2.0")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("before", [None, 2.0])
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16, FLOAT16])
 def test_gradients_of_biases_are_stored_or_added(element, before):

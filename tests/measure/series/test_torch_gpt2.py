@@ -97,7 +97,7 @@ def test_a_head_of_its_own_is_used(torch, truth):
     np.testing.assert_allclose(logits, seen["ln_f"][-1:] @ head.T.astype(np.float64), atol=1e-4)
 
 
-@pytest.mark.sampled(0, sweep=100, quick="compiled and autotuned, in a graph")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("way", [way for way in WAYS if way.mode], ids=lambda way: way.name)
 def test_what_dynamo_traces_agrees_with_the_reference(torch, truth, way, monkeypatch):
     """Without the compiler behind it. The whole graph is one, or this fails."""
