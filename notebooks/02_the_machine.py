@@ -160,8 +160,8 @@ pictures.hidden(warps=(1, 3, 6), wait=5)
 #
 # Real waits for memory are hundreds of clocks long, and an SM has room for 64 warps. So it matters how much each warp
 # requests before it waits. Think of memory as a pipe. Every byte spends the latency inside the pipe, and bytes come out
-# at the far end at the rate of the *bandwidth*, the bytes that the memory delivers per second. What is inside is the
-# product of the two. This is *Little's law*:
+# at the far end at the rate of the *bandwidth*, the bytes that the memory delivers per second. The product of
+# the two is the number of bytes inside. This is *Little's law*:
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #
@@ -266,7 +266,7 @@ table([("registers", 4 * 65_536 / 2**10, 132 * 4 * 65_536 / 2**20),
 # %% [markdown]
 # ## What I learned
 #
-# - A warp takes both sides of a branch if its lanes disagree. What matters is which threads share a warp.
+# - A warp takes both sides of a branch if its lanes disagree. So it matters which threads share a warp.
 # - Latency does not have to be short. It has to be hidden, by enough threads with enough loads each.
 # - Little's law gives a minimum. The H200 needs about {{ words(top_over_bend) }} times as much in flight to reach its
 #   full bandwidth.

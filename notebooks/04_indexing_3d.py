@@ -151,8 +151,8 @@ plots.ladder(found, recorded=h200)
 # %% [markdown]
 # The flat kernel wins, by a factor of {{ box / flat:.2f }}, and both stay far from the limit that PyTorch's addition
 # reaches. They move the same bytes, do the same flops, and have equally many threads per block. On the CPU device the
-# order has other causes, since it has no warps. What differs is which elements the 32 threads of a warp load together,
-# and that can be counted without a GPU.
+# order has other causes, since it has no warps. The kernels differ in the elements that the 32 threads of a warp load
+# together, and that can be counted without a GPU.
 #
 # ## The sectors of a warp
 #

@@ -267,7 +267,7 @@ climb(recorded, "warp_tiles")
 # {{ factor['warp_tiles'] - 1:.0% }} faster, with {{ fewer['warp_tiles']:.0% }} fewer instructions. But the waits for
 # shared memory did not shrink: {{ short['warp_tiles']:.2f }} warps instead of {{ short['async_copies']:.2f }}. Shared
 # memory was busy about half of the time{{ if near(l1_busy, 0.5) }} before and after, so its bandwidth was not the
-# limit. What the warps wait for is its *latency*.
+# limit. The warps wait for its *latency*.
 #
 # ## Reading one step ahead
 #

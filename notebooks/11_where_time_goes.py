@@ -78,7 +78,7 @@ pictures.trips_table(first.to_json(), second.to_json())
 # %% [markdown]
 # In that notebook the allocation takes 125 ms{{ quoted }}, thirty-four thousand times as long as its kernel. Allocating
 # is not slow in itself. The first call that needs the GPU creates a *context*: the driver sets up memory and queues for
-# this process, and that time counts for whichever range is open. On the H200 it was a
+# this process, and that time counts for the range that is open. On the H200 it was a
 # fifth{{ if near(cold['allocate'] / 124.9 - 1, 1 / 5, 0.2) }} more.
 #
 # In Python, more things happen only once:

@@ -84,7 +84,7 @@ print(out.copy_to_host())
 # infinity divided by infinity is not a number. The right answer is 0 and 1.
 #
 # The test could not find this. Between −10 and 10 the wrong maximum is wrong by at most 20; the exponential of 20 is an
-# ordinary number, and whatever is subtracted cancels in the quotient, as it does on paper. A test only finds what its
+# ordinary number, and the subtracted number cancels in the quotient, as it does on paper. A test only finds what its
 # inputs contain. Even in that test the mistake leaves a trace: $x - m$ is rounded more coarsely the further $m$ is from
 # $x$, and the first line of the table shows the largest difference{{ if less_accurate }}.
 #

@@ -84,7 +84,7 @@ table([("three kernels", *passes("unfused")), ("at best", 1, 1)], {"": "", "read
 show_source(ms.masked_softmax_three_read_kernel)
 
 # %% [markdown]
-# What a thread computed in the first loop is gone in the second. `block_max` and `block_sum` are the two-level
+# Nothing that a thread computed in the first loop is left in the second. `block_max` and `block_sum` are the two-level
 # reductions of lesson 15. Is the result the same as that of the three kernels?
 
 # %%

@@ -280,7 +280,7 @@ climb("attention flash", "attention_half flash", "attention_half PyTorch, FlashA
 
 # %% [markdown]
 # At 4,096 tokens it is a factor of {{ mma_gain:.1f }}, two thirds{{ if near(mma_gain / peak_ratio, 0.66) }} of the
-# peak's. At 128 tokens the kernel is not even twice as fast: there is too little work for 132 SMs, whatever their peak.
+# peak's. At 128 tokens the kernel is not even twice as fast: there is too little work for 132 SMs.
 # The last line is PyTorch's FlashAttention-2, which is also written with `mma.sync`. Ours is ahead of it at all three
 # lengths{{ if ahead_of_fa2 }}. But at {{ mma_share:.0% }} of the tensor cores' rate there is still something to find.
 #

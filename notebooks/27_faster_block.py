@@ -127,8 +127,8 @@ table([("eight arrays, in each call", eight / 1e6), ("the workspace, once", room
 # ## When something is wrong
 #
 # The CUDA C++ design has a macro around its allocations: if one fails, `solve` returns without a message, and `output`
-# holds whatever it held before. Its ten launches are not checked at all. If CUDA refuses one, the other nine run on
-# whatever is in memory. An error should say which argument is wrong and what is allowed:
+# keeps its old values. Its ten launches are not checked at all. If CUDA refuses one, the other nine run on stale
+# data. An error should say which argument is wrong and what is allowed:
 
 # %%
 from labkit.kernels.embedding import embedding_whole_row

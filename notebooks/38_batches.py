@@ -13,8 +13,8 @@
 #
 # A single text leaves most of a GPU idle: each decode step reads every weight of the model and uses it for one row
 # (lesson 37). But a server has many users, and a product does not care whose rows it gets. If 32 users are waiting for
-# their next token, one step can compute all 32 tokens and still read the weights only once. What it cannot share is the
-# cache: every sequence has its own keys and values.
+# their next token, one step can compute all 32 tokens and still read the weights only once. It cannot share the cache:
+# every sequence has its own keys and values.
 #
 # ## Prediction
 #

@@ -297,7 +297,7 @@ agree(PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
 
 # %% [markdown]
 # The faster kernel gives a block a tile of queries, as flash attention does in lesson 25, and looks up the pages of
-# each tile of keys. These tiles begin at a sequence's first token, whichever rows are new. So a prompt has the same
+# each tile of keys. These tiles always begin at a sequence's first token. So a prompt has the same
 # bits whether it is computed in one launch, in several, or with its beginning found in the cache; the tests compare
 # them. PyTorch again gets contiguous keys and values. Will the pages cost more than they did in decoding?
 

@@ -146,7 +146,7 @@ table([(name, " ".join(f"{value:3}" for value in getattr(batch, name).ravel())) 
 # The first three arrays have one element per token, the next five one per sequence: its first row, its number of rows,
 # how many tokens its attention covers, the row whose logits are needed, and its seat, which it keeps as long as it
 # runs. (c samples nothing yet, so its entry is 4; the seats are 0 to 3.) All arrays are in one buffer, because every
-# copy to the device has a fixed cost, whatever its size.
+# copy to the device, however small, has a fixed cost.
 #
 # The −1 is a's. The scheduler plans this step without waiting for the previous one, so the host has not seen the token
 # that a sampled. The token is on the device, stored under a's seat, 0, and the id −1 − seat stands for it. A small

@@ -374,8 +374,8 @@ table([(str(chosen), int((decode(models["one kernel"], chosen)[0][place] != toge
        for chosen, place in (((2,), 0), ((2, 0), 0))], ["sequences of the step", "logits that differ", "of"])
 
 # %% [markdown]
-# None. A row of activations is multiplied in the same way whatever the other rows are: its columns are always divided
-# among the warps in the same way, and the warps' sums are added in the same order.
+# None. A row of activations is multiplied in the same way no matter what the other rows are: its columns are always
+# divided among the warps in the same way, and the warps' sums are added in the same order.
 #
 # ## What a ring can cover
 #

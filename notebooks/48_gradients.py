@@ -169,7 +169,7 @@ pictures.linear_products()
 
 # %% [markdown]
 # All three are matrix products, and everything in the course's ladders for them applies: tiles, tensor cores,
-# pipelines. What differs is the axis that is summed over. In the plainest kernel for $dW$, neighbouring threads compute
+# pipelines. Only the axis that is summed over differs. In the plainest kernel for $dW$, neighbouring threads compute
 # neighbouring $k$. Are this kernel's loads of both factors coalesced, although one factor is transposed?
 
 # %%

@@ -19,7 +19,7 @@
 # This is *stochastic gradient descent*, SGD: stochastic because each step uses only a few texts, drawn at random. The
 # factor is the *learning rate*.
 #
-# Every element is treated alike, whichever tensor it is in. GPT-2 has 148 tensors, many of them biases of 768 elements,
+# Every element of every tensor is treated alike. GPT-2 has 148 tensors, many of them biases of 768 elements,
 # and a launch for each would cost mostly launch time. So the trainer's `Buffer` keeps all weights of a model in one
 # flat array, and all gradients in a second one of the same layout. The tensors that the model's kernels read and write
 # are views into them. Here are the first tensors of a small Llama, whose `Settings` are in a file.
@@ -343,7 +343,7 @@ table([("float16", (tiny.astype(np.float16) == 0).mean()),
 # Multiplying the loss by a factor multiplies every gradient, and all of them are divided by it again before the update.
 # This is *loss scaling*. The factor should be as large as possible without overflow. So it is doubled from time to
 # time, and if a gradient comes out infinite, the step is skipped and the factor halved. bfloat16 has the exponent range
-# of float32 and needs none of this, so our trainer offers bfloat16 and float32, but not float16.
+# of float32 and needs none of this, so our trainer offers no float16, only bfloat16 and float32.
 #
 # ## What was implemented
 #
