@@ -12,6 +12,7 @@ from labkit.kernels.ops.gelu_backward import GELU_BACKWARD, GELU_BACKWARD_BF16, 
 from tests.launching import check_gradient, every_rung, ones, run
 
 
+@pytest.mark.sampled(1, sweep=99)
 @every_rung(GELU_BACKWARD, GELU_BACKWARD_BF16, gelu_backward_op("gelu_backward_f16", FLOAT16))
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed

@@ -117,6 +117,7 @@ def finish(process, warnings=False):
     return text
 
 
+@pytest.mark.sweep(every=True)
 def test_two_processes_at_once(program):
     for process in [program.start(), program.start()]:
         finish(process)
@@ -191,6 +192,7 @@ def test_places_that_cannot_be_written(program, tmp_path):
         assert text.count("compiled kernels are not kept: ") == 1, text
 
 
+@pytest.mark.sweep(every=True)
 def test_values_from_outside_are_part_of_the_key(program):
     program(1)
     program(5)

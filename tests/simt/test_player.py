@@ -367,6 +367,7 @@ def test_save_writes_a_whole_file_or_none(tmp_path, played, monkeypatch):
         played.save(tmp_path / "folder.html")
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
 def test_the_next_save_deletes_what_a_killed_one_left_and_nothing_else(tmp_path, played):
     code = ("import pathlib, sys, time; from labkit.simt.observer import player\n"
