@@ -41,6 +41,7 @@ def test_without_a_name_the_gpus_are_listed(labkit):
     assert done.exit_code == 0 and all(name in done.output for name in GPUS)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_in_a_file(labkit):
     needs_compiler()
     done = labkit("mine.py:blur", "--gpu", "t4,h100", "--block", "16,16", "--size", "x=1000000,out=1000000")

@@ -292,6 +292,7 @@ def test_an_exercise_is_found_and_leads_to_its_page(found_in):
     assert hit.passage.file.endswith("/transpose_tiled.py") and (REPOSITORY / hit.passage.file).is_file()
 
 
+@pytest.mark.sweep(every=True)
 def test_a_kernel_is_found_by_its_name(found_in):
     hits = search.by_words(found_in, "softmax_online")
     assert hits[0].passage.kind == "kernel" and hits[0].passage.title == "softmax_online"

@@ -42,6 +42,7 @@ def test_a_built_notebook_looks_executed(lesson):
     nbformat.validate(notebook)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_outputs_behind_a_question_are_collapsed_and_their_first_line_tells_nothing(lesson):
     chapter, notebook = lesson
     static_view.prepare(notebook, chapter)

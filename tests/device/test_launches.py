@@ -71,6 +71,7 @@ def test_a_kernel_that_the_launcher_chooses_is_seen():
     assert one.kernel is chosen_kernel
 
 
+@pytest.mark.sweep(every=True)
 def test_the_cpu_device_has_no_registers():
     if device.on_gpu():
         pytest.skip("this machine has a GPU")

@@ -126,6 +126,7 @@ def test_importing_every_operation_makes_few_kernels(after_imports):
     assert after_imports["kernels"] <= 140
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.cpu_device  # on a GPU Numba itself looks for what else is installed
 def test_importing_every_operation_loads_no_library_to_compare_with(after_imports):
     assert after_imports["foreign"] == []

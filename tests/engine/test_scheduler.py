@@ -253,6 +253,7 @@ def served(seed: int) -> Service:
     return service
 
 
+@pytest.mark.sweep(every=True)
 def test_random_services_meet_everything_that_can_happen():
     services = [served(seed) for seed in range(30)]
     for what, least in (("preemptions", 40), ("cached", 400), ("discarded", 50), ("copies", 30)):

@@ -86,6 +86,7 @@ def test_the_reference_is_transformers(model, config):
                                atol=1e-11)
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("shape", [
     {"n_embd": 48, "n_head": 3, "n_layer": 3}, {"n_embd": 40, "n_head": 1, "n_layer": 1, "n_inner": 56},
 ])  # fmt: skip

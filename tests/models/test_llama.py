@@ -225,6 +225,7 @@ def test_norms_that_products_compute_are_the_same():
         np.testing.assert_allclose(fused, apart, atol=0.03 * np.abs(apart).max())
 
 
+@pytest.mark.sweep(every=True)
 def test_norms_stay_apart_where_other_kernels_are_given_or_activations_are_watched(model, monkeypatch):
     config = replace(SMALL, hidden_size=256, head_dim=32)
     tensors = random_tensors(config)

@@ -137,6 +137,7 @@ def test_only_new_logprobs_are_sent():
     assert sizes == [(1, 2), (1, 0), (1, 0), (1, 0)]
 
 
+@pytest.mark.sweep(every=True)
 def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone(engine):
     assert wrong_of_many(engine) == []
     until(lambda: engine.waiting == 0 and engine.stats.free_pages == PAGES)

@@ -82,6 +82,7 @@ def test_what_llvm_is_given_grows_with_the_length(shape, tmp_path, monkeypatch):
     assert long.count("\nstopped:") == short.count("\nstopped:")  # one way out of the loops, for all faults
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("shape", ["loops", "branches with barriers"])
 def test_versions_of_variables_are_those_that_numba_makes(shape, tmp_path, monkeypatch):
     """And no statement is visited that does not name the variable."""

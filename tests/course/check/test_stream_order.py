@@ -243,6 +243,7 @@ def test_the_known_race_is_recognised():
     assert (verdict.mistake, verdict.mistake_is_exact) == (mistake, False)
 
 
+@pytest.mark.sweep(every=True)
 def test_check_names_one_buffer_of_three_streams_whose_length_is_given():
     """A whole number among the arguments, which only guards, hides nothing."""
     solution = exercise_files.solution("waves_in_chunks")

@@ -77,6 +77,7 @@ def test_what_was_not_launched_was_not_launched(forged, judge):
     assert result["verdict"] == next((v for word, v in verdicts.items() if word in forged), "demand"), result
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_observed_is_refused_with_the_reason(case, judge):
     import re

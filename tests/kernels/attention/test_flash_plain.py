@@ -27,6 +27,7 @@ def test_tiles_that_are_not_full(S, H, causal):
     assert (np.abs(attend(qkv, H, causal) - reference(qkv, H, causal=causal)) <= allowed).all()
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_that_climb_or_fall_from_tile_to_tile_neither_overflow_nor_vanish(sign):
     """Scores from -6,400 to 6,400: every tile has a new maximum, or none after the first; exp of most is 0 or inf."""

@@ -53,6 +53,7 @@ def test_a_token_sees_none_after_it():
     assert (results[0][:, 40:] != results[1][:, 40:]).all()
 
 
+@pytest.mark.sweep(every=True)
 def test_memory_of_ones_own_may_hold_anything():
     arrays = [cuda.to_device(array) for array in LINEAR_ATTENTION.inputs(np.random.default_rng(3), H=2, N=33, D=64)]
     out, states = cuda.device_array((2, 33, 64), np.float32), np.full(state_shape(2, 33, 64), np.nan, np.float32)

@@ -82,6 +82,7 @@ def test_every_code_and_the_middles_between_them(columns):
     np.testing.assert_array_equal(codes[1], e4m3_codes(middles))
 
 
+@pytest.mark.sweep(every=True)
 def test_what_is_no_number_becomes_nan():
     x = np.ones((3, 8), np.float32)
     x[0, 3], x[1, 4] = np.nan, -np.inf

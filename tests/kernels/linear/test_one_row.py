@@ -89,7 +89,7 @@ def test_a_token_or_position_that_does_not_exist_gives_nan():
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("source", "after", "depth", "cols"), [
@@ -136,7 +136,7 @@ def test_keys_and_values_are_asked_for_together(half, early):
 
 
 @numba_cudas_code
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=2)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 def test_rows_of_the_table_are_asked_for_together(half, early):

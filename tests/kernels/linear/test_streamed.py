@@ -47,6 +47,7 @@ def test_bias_is_added_before_the_one_rounding(way, dtype):
     check_bias(way, dtype)
 
 
+@pytest.mark.sweep(every=True)
 def test_one_warp_an_output_of_float32():
     """A GPU's for float32 logits."""
     check_bias("warp", "float32")

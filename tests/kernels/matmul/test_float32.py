@@ -36,7 +36,7 @@ def test_every_rung_agrees(launch):
     assert agree(MATMUL, [launch], seed=1).passed
 
 
-@pytest.mark.sampled(1, sweep=6)
+@pytest.mark.sampled(0, sweep=7)
 @every_rung
 def test_random_shapes_agree(launch):
     rng = np.random.default_rng(7)
@@ -106,6 +106,7 @@ def test_every_tile_has_one_block_of_its_group(rows_of_blocks, blocks_in_row):
     assert [row // 32 for row, _ in places] == sorted(row // 32 for row, _ in places)
 
 
+@pytest.mark.sweep(every=True)
 def test_groups_agree_beyond_one_group():
     sizes = ({"M": 530, "N": 37, "K": 5}, {"M": 1030, "N": 70, "K": 17})
     assert agree(MATMUL, [matmul_tiled_grouped], sizes=sizes).passed
@@ -165,6 +166,7 @@ def test_errors_name_the_argument():
         matmul_tiled(ones(2, 3), cuda.to_device(np.asfortranarray(np.ones((3, 5), np.float32))), ones(2, 5))
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("launch", [matmul_naive, matmul_tiled, matmul_tiled_32], ids=lambda f: f.__name__)
 def test_an_infinity_in_the_last_column_stays_one(launch):
     """Beyond the edge a tile holds zeros on both sides: infinity times zero would be NaN."""

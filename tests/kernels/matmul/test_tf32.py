@@ -46,6 +46,7 @@ def test_the_rungs_with_mma_sync_round_alike():
         np.testing.assert_array_equal(out.copy_to_host()[:4, 0], expected[:4])
 
 
+@pytest.mark.sweep(every=True)
 @pytest.mark.skipif(bool(matmul_tf32_wgmma.missing), reason=matmul_tf32_wgmma.missing)
 def test_wgmma_gets_either_factor_rounded_to_the_nearest():
     """Cut off below the last bit that TF32 keeps, the first value would be off by three quarters of that bit."""

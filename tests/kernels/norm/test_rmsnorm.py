@@ -80,6 +80,7 @@ def test_torch_computes_the_same():
     assert np.mean(in_transformers_order(x, weight, 1e-5) != theirs) < 0.002
 
 
+@pytest.mark.sweep(every=True)
 def test_a_row_has_the_same_bits_in_any_company():
     x, residual, weight = ADD_RMSNORM_BF16.inputs(np.random.default_rng(4), T=9, C=256)
 

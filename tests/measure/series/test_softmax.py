@@ -12,6 +12,7 @@ def test_softmax_on_one_core_is_right():
     np.testing.assert_allclose(out, softmax_reference(x), rtol=1e-5)
 
 
+@pytest.mark.sweep(every=True)
 def test_the_microbenchmark_has_a_row_for_each_size_and_mask():
     series = softmax_series.masked_softmax_sizes(((1, 16), (2, 20)), runs=3, warm_up=1)
     assert [(row["B"], row["S"], row["mask"]) for row in series["rows"]] == [

@@ -84,7 +84,7 @@ def test_ways_to_run_torch_that_fail_say_why(bert, monkeypatch):
 # --- Packed ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(0, sweep=100, quick="flex-two blocks")
+@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("lengths", [LENGTHS, (16,) * 8, (20,) * 9], ids=["short", "a full block", "two blocks"])
 @pytest.mark.parametrize("attention", ["varlen", "flex"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

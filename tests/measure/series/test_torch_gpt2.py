@@ -128,6 +128,7 @@ def test_a_compiled_step_agrees_with_the_reference(torch, truth, way):
     check(one, seen, one.call(cache, way), cache, allowed)
 
 
+@pytest.mark.sweep(every=True)
 def test_a_row_says_why_it_has_no_time(torch, truth, monkeypatch):
     tensors, seen = truth
     one = TorchGPT2(torch, SMALL, tensors, device="cpu")
