@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from labkit import device
 from labkit.kernels.softmax.rows import softmax_reference
