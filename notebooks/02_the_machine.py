@@ -160,8 +160,8 @@ pictures.hidden(warps=(1, 3, 6), wait=5)
 #
 # Real waits for memory are hundreds of clocks long, and an SM has room for 64 warps. So it matters how much each warp
 # requests before it waits. Think of memory as a pipe. Every byte spends the latency inside the pipe, and bytes come out
-# at the far end at the rate of the *bandwidth*, the bytes that the memory delivers per second. The product of
-# the two is the number of bytes inside. This is *Little's law*:
+# at the far end at the rate of the *bandwidth*, the bytes that the memory delivers per second. The product of the
+# two is the number of bytes inside. This is *Little's law*:
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #

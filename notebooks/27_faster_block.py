@@ -128,7 +128,7 @@ table([("eight arrays, in each call", eight / 1e6), ("the workspace, once", room
 #
 # The CUDA C++ design has a macro around its allocations: if one fails, `solve` returns without a message, and `output`
 # keeps its old values. Its ten launches are not checked at all. If CUDA refuses one, the other nine run on stale
-# data. An error should say which argument is wrong and what is allowed:
+# data. An error message should name the bad argument and the values it accepts:
 
 # %%
 from labkit.kernels.embedding import embedding_whole_row

@@ -172,7 +172,6 @@ def test_each_answer_alone_and_all_together_in_a_llama(solutions, llama):
     assert computed["layers.1.values"] == computed["logits"] == "the model's own"
 
 
-@pytest.mark.sweep(every=True)
 def test_a_llama_with_kernels_writes_the_same(solutions, llama):
     other = with_kernels(llama, solutions)
     assert other.weights is llama.weights and other.kernels.rmsnorm is not llama.kernels.rmsnorm
@@ -197,7 +196,6 @@ def test_the_engine_runs_a_llama_with_kernels(solutions, llama):
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.sweep(every=True)
 def test_a_llamas_part_without_an_exercise_and_another_number_format(solutions, llama):
     def attention(q, keys, values, page_table, lengths, scale, out, stream=0):
         calls.append((q.shape, float(scale)))
@@ -232,7 +230,6 @@ def test_an_encoder_with_kernels_has_the_same_embeddings(solutions, encoder):
                                        encoder.embed(SENTENCES, normalize=normalize), atol=1e-5)
 
 
-@pytest.mark.sweep(every=True)
 def test_an_encoders_kernels_have_no_place_in_a_block(solutions):
     found = one_by_one(solutions.only("mean_pool", "saxpy"), shape=SMALL)
     assert [name for name, _, _ in found.runs] == ["saxpy"]
@@ -265,7 +262,6 @@ def test_other_blocks(solutions, options, shape):
     assert block_parity(solutions, shape=shape, **options).check()
 
 
-@pytest.mark.sweep(every=True)
 def test_a_kernel_for_heads_of_another_size_is_not_used(solutions):
     mine = solutions.only("attend_warp")
     assert block_parity(mine, shape=SMALL).by == {}
@@ -276,7 +272,6 @@ def test_a_kernel_for_heads_of_another_size_is_not_used(solutions):
     assert block_parity(both, shape=HEADS_OF_64).by == {"attn": "attend_warp"}
 
 
-@pytest.mark.sweep(every=True)
 def test_a_step_names_the_kernels_in_it(solutions):
     steps = block_parity(solutions.only("layernorm_two_sums", "saxpy"), shape=SMALL)
     assert steps.by == {"ln_1": "layernorm_two_sums", "ln_2": "layernorm_two_sums", "ln_f": "layernorm_two_sums",
@@ -313,7 +308,6 @@ def test_a_known_mistake_is_found_at_its_step(place, model, encoder, llama):
     assert caught >= 1
 
 
-@pytest.mark.sweep(every=True)
 def test_the_right_step_of_the_right_layer(solutions, model):
     calls = []
     right = solutions.only("layernorm_two_sums").parts["layernorm"]
@@ -351,7 +345,6 @@ def test_a_kernel_that_fails_is_reported(kernel):
 # --- What stands in the notebooks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(every=True)
 def test_what_was_not_begun_is_reported_as_not_done(classroom):
     mine = yours.answers()
     assert mine.usable == () and {row.state for row in mine.rows} == {yours.TO_DO}
@@ -362,7 +355,6 @@ def test_what_was_not_begun_is_reported_as_not_done(classroom):
     assert block_parity(mine, shape=SMALL).passed
 
 
-@pytest.mark.sweep(every=True)
 def test_a_learners_answer_is_read_checked_and_used(classroom):
     write(classroom, "saxpy", "@cuda.jit\ndef saxpy(s, x, y):\n    i = first_of(TWICE)\n    while i < y.size:\n"
                               "        y[i] += s * x[i]\n        i += cuda.gridsize(1)\n",
@@ -384,7 +376,6 @@ def test_a_learners_answer_is_read_checked_and_used(classroom):
     assert one_by_one(unchecked, shape=SMALL).first("add_row").name == "attn.c_attn"
 
 
-@pytest.mark.sweep(every=True)
 def test_a_notebook_that_is_damaged_or_gone_or_a_cell_that_was_deleted(classroom):
     chapter = classroom.exercise("saxpy").chapter
     notebook = copies.learners(classroom, chapter)
@@ -407,7 +398,6 @@ def test_wrong_names():
 # --- The module itself -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(every=True)
 def test_nothing_replaced_is_the_models_own():
     assert yours.kernels({}).linear is FUSED.linear
     calls = []

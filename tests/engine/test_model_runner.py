@@ -88,7 +88,6 @@ def constrained(logits, output, bias, allowed, words):
     return x
 
 
-@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_biases_allowed_tokens_and_bad_words(model, overlap):
     """The bad words are what the model writes without them, of one token, of two and of three."""
@@ -121,7 +120,6 @@ def test_biases_alone_are_part_of_the_graphs(model):
     assert all(kind.biased for kind in llm.engine.runner._graphs) and llm.engine.runner._graphs
 
 
-@pytest.mark.sweep(every=True)
 def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_alone(model):
     together, llm = served(model, PROMPTS, PARAMS, pages=8, seats=4, budget=16)
     assert llm.stats().preemptions > 0 and llm.stats().free_pages == 8
@@ -232,7 +230,6 @@ def test_what_steps_launch_was_foreseen(model, monkeypatch):
     assert launched and not missing
 
 
-@pytest.mark.sweep(every=True)
 def test_after_prepare_nothing_is_left_to_compile(model, monkeypatch):
     """Whatever requests ask for, in batches of any size."""
     from labkit.engine import model_runner
@@ -342,7 +339,6 @@ def log_softmax(logits) -> np.ndarray:
     return x - np.log(np.exp(x).sum())
 
 
-@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("params", [
     SamplingParams(temperature=0, max_tokens=12, logprobs=4),
     SamplingParams(temperature=0, max_tokens=12, logprobs=4, frequency_penalty=2.0, repetition_penalty=1.5),
@@ -390,7 +386,6 @@ def test_logprobs_of_prompts_are_the_models(model):
                 assert listed.logprob == pytest.approx(expected[each], abs=1e-4)
 
 
-@pytest.mark.sweep(every=True)
 def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
     import json
 

@@ -57,7 +57,6 @@ def test_the_pieces_are_what_the_model_says_after_the_prompt_or_the_question(loa
     assert f"{len(mark)} tokens of prompts computed, 0 more found" in texts.report
 
 
-@pytest.mark.sweep(every=True)
 def test_several_prompts_get_what_each_gets_alone_and_share_what_is_alike(loaded, monkeypatch):
     monkeypatch.setattr(texts_module, "SLOTS", 2)  # so that the later ones find the prefix of the first
     long = "a kernel is a loop, and a loop is a kernel"
@@ -75,7 +74,6 @@ def test_several_prompts_get_what_each_gets_alone_and_share_what_is_alike(loaded
     assert f"at most {stats.most_pages} of {stats.pages} pages" in report and stats.free_pages == stats.pages
 
 
-@pytest.mark.sweep(every=True)
 def test_why_a_text_ended(loaded):
     def ended(**options):
         texts = Texts(loaded, ["a kernel"], SamplingParams(temperature=0, **options), raw=True)

@@ -20,12 +20,10 @@ def found(logits, tokens, wanted):
     return out.copy_to_host()
 
 
-@pytest.mark.sweep(every=True)
 def test_every_rung_agrees():
     assert agree(LOGPROBS).passed
 
 
-@pytest.mark.sweep(every=True)
 def test_equal_logits_share_a_rank_and_the_lower_token_is_first():
     logits = np.array([[1, 3, 3, 2, 3, -np.inf], [0, -0.0, 0, 0, 0, 0]], np.float32)
     got = found(logits, [4, 5], [MOST, 2])
@@ -36,7 +34,6 @@ def test_equal_logits_share_a_rank_and_the_lower_token_is_first():
     assert got[0, TOP + 5] == -np.inf == got[1, TOP + 2]
 
 
-@pytest.mark.sweep(every=True)
 def test_rows_for_which_nothing_is_wanted_are_not_read():
     logits = np.full((3, 40), np.nan, np.float32)
     logits[1] = np.arange(40)

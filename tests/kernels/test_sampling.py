@@ -250,7 +250,6 @@ def test_a_histogram_that_is_wrong_costs_only_time(monkeypatch):
         np.testing.assert_array_equal(drawn(logits, top_p=0.8, seed=5)[0], right)
 
 
-@pytest.mark.sweep(every=True)
 def test_greedy_is_argmax_and_odd_rows_are_named():
     rng = np.random.default_rng(6)
     logits = np.round(rng.standard_normal((8, V)) * 2).astype(np.float32)  # ties
@@ -312,7 +311,6 @@ def chi_square(kept, counts):
     return sum((seen - wanted) ** 2 / wanted for seen, wanted in groups), len(groups) - 1
 
 
-@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("parameters", [
     {}, *(pytest.param(one, marks=pytest.mark.slow if number % 3 else pytest.mark.sweep)
           for number, one in enumerate(PARAMETERS[1:]))], ids=str)

@@ -74,7 +74,6 @@ def model():
     return Llama(SMALL, random_tensors(SMALL), "float32")
 
 
-@pytest.mark.sweep(every=True)
 def test_a_model_computes_the_same_in_shared_memory(model):
     workspace = Workspace(SMALL, 16, 2, "float32")
     sizes, live = sizes_of(workspace), liveness(llama_launches(SMALL.num_hidden_layers))

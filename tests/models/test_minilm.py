@@ -354,7 +354,6 @@ def test_sentences_are_checked(model):
 # --- Against transformers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("shape", [{"hidden_size": 48, "num_attention_heads": 3, "intermediate_size": 56},
                                    {"hidden_size": 32, "num_attention_heads": 1, "layer_norm_eps": 1e-3}])
 def test_any_shape_live(shape, tmp_path):

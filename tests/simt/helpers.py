@@ -1,7 +1,11 @@
-"""What tests of the CPU device share: a kernel's lines by their marks, a launch in both runs, kernels from text."""
+"""What tests of the CPU device share: a kernel's lines by their marks, a launch in both runs, kernels from text,
+programs in processes of their own."""
 
 import inspect
 import linecache
+import os
+import subprocess
+import sys
 import textwrap
 import zlib
 
@@ -43,6 +47,20 @@ def both(launch, *args):
         if isinstance(one, np.ndarray):
             np.testing.assert_array_equal(other, one)
     return compiled
+
+
+def run_python(code, *args, env=None, cache, timeout=120, check=True, **options):
+    """Run code in a new process, with its own cache directory. It is a file, so that kernels have source."""
+    path = cache.parent / f"program_{abs(hash(code))}.py"
+    path.write_text(textwrap.dedent(code))
+    settings = {**os.environ, "LABKIT_CACHE_DIR": str(cache), "LABKIT_DEVICE": "cpu", **(env or {})}
+    done = subprocess.run(
+        [sys.executable, path, *args], env=settings, capture_output=True, text=True, timeout=timeout, check=False,
+        **options,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def kernel_of(body, arguments="x, y", name="kernel", **names):

@@ -17,6 +17,7 @@ from labkit import cuda, simt
 from labkit.simt import cache, compiled_kernel, runtime, store
 from labkit.simt.errors import OutOfBoundsError
 from labkit.simt.runtime import collectives, ptx_copies, ptx_matrices, shared_function
+from tests.simt.helpers import run_python
 
 pytestmark = pytest.mark.cpu_device
 
@@ -377,12 +378,8 @@ def test_a_kernel_that_is_kept_finds_the_shared_functions_it_calls(tmp_path):
 
 
 def test_functions_that_call_each_other_are_right_in_a_second_process(tmp_path):
-    (tmp_path / "program.py").write_text(MUTUAL)
-    settings = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(tmp_path / "cache")}
     for _ in range(2):
-        done = subprocess.run([sys.executable, tmp_path / "program.py"], env=settings, capture_output=True, text=True,
-                              timeout=120, check=False)
-        assert done.returncode == 0 and done.stdout.strip() == "right", (done.returncode, done.stderr)
+        assert run_python(MUTUAL, cache=tmp_path / "cache").stdout.strip() == "right"
 
 
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):

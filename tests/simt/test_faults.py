@@ -8,9 +8,7 @@ import functools
 import gc
 import inspect
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -37,7 +35,7 @@ from labkit.simt.errors import (
 from labkit.simt.faults import ERRORS
 from labkit.simt.runtime.fault_record import CODES
 from tests import interrupts
-from tests.simt.helpers import kernel_of, line_of
+from tests.simt.helpers import kernel_of, line_of, run_python
 
 pytestmark = pytest.mark.cpu_device
 
@@ -856,20 +854,6 @@ def test_endless_loops_are_stopped(which, monkeypatch):
     assert "0.2 s" in str(error)
     text = inspect.getsource(sys.modules[__name__]).split("\n")[error.line - 1]
     assert text.strip().startswith(("while", "for", "def endless"))
-
-
-def run_python(code, *args, env=None, cache, timeout=120, check=True, **options):
-    """Run code in a new process, with its own cache directory. It is a file, so that kernels have source."""
-    path = cache.parent / f"program_{abs(hash(code))}.py"
-    path.write_text(textwrap.dedent(code))
-    settings = {**os.environ, "LABKIT_CACHE_DIR": str(cache), "LABKIT_DEVICE": "cpu", **(env or {})}
-    done = subprocess.run(
-        [sys.executable, path, *args], env=settings, capture_output=True, text=True, timeout=timeout, check=False,
-        **options,
-    )
-    if check:
-        assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 ENDLESS = """

@@ -63,7 +63,6 @@ def largest_difference(kind: str, kernels: Kernels | None = None) -> float:
     return float(np.max(differences))  # NaN if one is
 
 
-@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("kind", MODELS)
 def test_gradients_agree_with_finite_differences(kind):
     assert largest_difference(kind) < 1

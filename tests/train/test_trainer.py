@@ -57,7 +57,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, kind, dtype):
     assert resumed.log == whole.log
 
 
-@pytest.mark.sweep(every=True)
 def test_the_loss_falls_as_in_pytorch():
     """golden_curve.json: by scripts/torch_curve.py, from the same start on the same batches."""
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
@@ -124,7 +123,6 @@ def test_other_settings_do_not_continue_a_run(tmp_path):
         checkpoint.load(tmp_path / "other", settings)
 
 
-@pytest.mark.sweep(every=True)
 def test_a_loss_that_is_not_finite_names_the_tensor():
     settings = settings_of("llama")
     trainer = Trainer(settings, texts_of(settings, tokenizer()))

@@ -106,9 +106,8 @@ def own_codegen():
 class NativeKernel:
     """A compiled kernel. `run(buffer)` runs it; the bytes of the buffer are HEAD's, then those of `Packing`."""
 
-    def __init__(self, library, entry, environments, has_forward_calls=False):
+    def __init__(self, library, entry, environments):
         self.library, self.entry, self.environments = library, entry, environments
-        self.has_forward_calls = has_forward_calls  # through addresses that Numba fills in as it compiles
         engine = library.codegen._engine
         address = engine.get_function_address(entry)
         for environment in environments:
@@ -120,14 +119,15 @@ class NativeKernel:
         library._ensure_finalized()
         names = [each.name for each in library._final_module.global_variables]
         environments = [lookup_environment(name) for name in names if name.startswith("_ZN08NumbaEnv")]
-        return cls(library, fndesc.llvm_cpython_wrapper_name, [each for each in environments if each is not None],
-                   any(name.startswith(codegen.RuntimeLinker.PREFIX) for name in names))
+        return cls(library, fndesc.llvm_cpython_wrapper_name, [each for each in environments if each is not None])
 
     def state(self):
         """Return what `from_state` rebuilds it from in another process; None if it holds addresses of this one."""
         library = self.library
-        if (library.has_dynamic_globals or self.has_forward_calls
-                or not all(each.can_cache() for each in self.environments)):
+        names = [each.name for each in library._final_module.global_variables]
+        # Functions that call each other do so through addresses that Numba fills in as it compiles them.
+        if (library.has_dynamic_globals or not all(each.can_cache() for each in self.environments)
+                or any(name.startswith(codegen.RuntimeLinker.PREFIX) for name in names)):
             return None
         return (library.name, library._get_compiled_object(), self.entry, self.environments, (*library.calls.values(),),
                 (*library._reload_init,))

@@ -80,14 +80,12 @@ def check(launch, lengths, begins, rows, heads=1, size=32, longest=None):
     return out
 
 
-@pytest.mark.sweep(every=True)
 @every_launcher
 def test_agrees(launch):
     op, rung = rung_of(launch)
     assert agree(op, [rung], sizes=op.awkward[-1:], seed=1).passed
 
 
-@pytest.mark.sweep(every=True)
 @every_launcher
 def test_a_sentence_has_the_same_bits_alone_padded_and_packed(launch):
     lengths, heads, size = (5, 0, 16, 128), 2, 32

@@ -73,7 +73,6 @@ def run_backward(launch, q, k, v, out, lse, grad_out, cu_seqlens, longest):
     return [gradient.copy_to_host() for gradient in gradients]
 
 
-@pytest.mark.sweep(every=True)
 @every_form
 def test_log_sum_exp(element, forward, backward):
     inputs = inputs_forward(np.random.default_rng(0), 2, 70, 33, 4, 2, 64, element)
@@ -84,7 +83,6 @@ def test_log_sum_exp(element, forward, backward):
     np.testing.assert_allclose(lse, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.sweep(every=True)
 @every_form
 def test_a_sequence_has_the_same_bits_anywhere(element, forward, backward):
     """Alone, and packed behind another one; tokens of no sequence are neither read nor written."""
@@ -109,7 +107,6 @@ def test_a_sequence_has_the_same_bits_anywhere(element, forward, backward):
         assert same_bits(many[66:], poison(many[66:].shape, many.dtype))
 
 
-@pytest.mark.sweep(every=True)
 @every_form
 def test_views_of_the_rows_of_a_product(element, forward, backward):
     """q, k and v beside each other, and their gradients: the bits of contiguous arrays, and nothing else is read or
@@ -136,7 +133,6 @@ def test_views_of_the_rows_of_a_product(element, forward, backward):
         assert is_poison(np.delete(rows, part, axis=1)).all()
 
 
-@pytest.mark.sweep(every=True)
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16])
 def test_the_picked_forms(element):
     inputs = inputs_backward(np.random.default_rng(3), 2, 19, 7, 2, 2, 32, element)

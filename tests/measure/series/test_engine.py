@@ -34,7 +34,6 @@ def test_requests_are_the_same_each_time_and_of_all_lengths():
         assert 100 <= min(lengths) < 130 and 990 < max(lengths) <= 1024 and 500 < np.mean(lengths) < 620
 
 
-@pytest.mark.sweep(every=True)
 @ON_CPU
 def test_every_way_to_run_the_requests(taken):
     rows = {row["name"]: row for row in taken["rows"]}

@@ -46,7 +46,6 @@ def decoded():
     return json.loads(json.dumps(series.llama_decode(), allow_nan=False))
 
 
-@pytest.mark.sweep(every=True)
 @ON_CPU
 def test_decode(decoded):
     assert [row["sequences"] for row in decoded["rows"]] == [1, 3] and decoded["tokens"] == 20
@@ -150,7 +149,6 @@ class Gpu:
     pick = staticmethod(lambda gpu, cpu: gpu)
 
 
-@pytest.mark.sweep(every=True)
 @ON_CPU
 @pytest.mark.parametrize("compared", [False, True])
 def test_the_lines_that_only_a_gpu_takes(monkeypatch, request, compared):
