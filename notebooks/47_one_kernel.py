@@ -59,7 +59,8 @@ from labkit.kernels.persistent.decoder import ROWS, Decoder
 decoder = Decoder(llama.hidden_size, llama.num_attention_heads, llama.num_key_value_heads, llama.head_dim,
                   llama.intermediate_size, llama.vocab_size, llama.rms_norm_eps, llama.head_dim**-0.5)
 rows_of = {"queries, keys, values": decoder.qkv_rows, "output of attention": decoder.hidden,
-           "gate and up, in pairs": decoder.gate_up_rows // 2, "down": decoder.hidden, "logits": decoder.vocab}
+           "gate and up, in pairs": decoder.gate_up_rows // 2, "down, in pairs": decoder.hidden // 2,
+           "logits": decoder.vocab}
 found = []
 for name, rows in rows_of.items():
     tiles = pictures.tiles_of(rows // ROWS, 132)
@@ -221,25 +222,33 @@ if not device.on_gpu():
 #
 # So far, joins only replace launches: the blocks wait, start their loads, and wait for the first bytes. What matters is
 # what a block can do while it waits. Activations depend on the previous phase. Weights depend on nothing that the
-# kernel computes. So one warp of each block does nothing but copy weights, into a ring of stages as in lesson 10. It
-# takes no part in the joins. It waits until a stage is empty, fills it, and goes on to the weights of the next phase,
-# the next layer, and finally the logits. [B. Spector et al.
+# kernel computes, and neither do the keys and values of older tokens. So one warp of each block does nothing but copy
+# them, into a ring of stages as in lesson 10. It takes no part in the joins. It waits until a stage is empty, fills it,
+# and goes on to the weights of the next phase, the next layer, and finally the logits. [B. Spector et al.
 # (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) built such a *megakernel* for Llama 1B, to
 # remove what they call bubbles.
 #
 # `full` and `empty` are arrays with one mbarrier per stage. The copying warp announces the bytes of a stage with
-# `ptx.mbarrier_expect_tx`. Then each of eight lanes starts a bulk copy of one row of the tile with `ptx.bulk_load`: a
-# multiple of 16 bytes, without a tensor map. `full` counts the bytes that have arrived. The warps that multiply wait
-# for it with `ptx.mbarrier_wait`, and when they have read a stage they arrive at `empty` with `ptx.mbarrier_arrive`. In
-# lap 0 the copying warp waits for parity 1 of `empty`. On a new mbarrier such a wait passes at once, so all stages are
-# empty to begin with. This is the loop over the rows of a matrix. Its waits give up after a while, as `wait` does, and
-# the second one keeps at most `IN_FLIGHT` stages in flight, so that the loads at a join do not queue behind many
-# copies:
+# `ptx.mbarrier_expect_tx` and starts bulk copies with `ptx.bulk_load`: of a multiple of 16 bytes, without a tensor map.
+# `full` counts the bytes that have arrived. The warps that multiply wait for it with `ptx.mbarrier_wait`, and when they
+# have read a stage they arrive at `empty` with `ptx.mbarrier_arrive`. In lap 0 the copying warp waits for parity 1 of
+# `empty`. On a new mbarrier such a wait passes at once, so all stages are empty to begin with.
+#
+# This is how the copying warp takes a stage. Its waits give up after a while, as `wait` does. The second one limits the
+# stages that are in flight: `IN_FLIGHT`, two, are enough for the memory's full rate. What a join reads and writes
+# queues behind the copies, so there is only one while the block is at a join:
 
 # %%
-from labkit.kernels.persistent.ring import make_load_matrix
+from labkit.kernels.persistent.ring import make_claim, make_load_matrix
 
-show_source(make_load_matrix, "for row0 in", "count = next_stage")
+show_source(make_claim, "stage, lap =", "cuda.syncwarp()")
+
+# %% [markdown]
+# And this is the loop over a matrix. The eight rows of a tile are neighbours in memory. If they fit into a stage, a
+# single copy brings them; of longer rows each of eight lanes copies a part:
+
+# %%
+show_source(make_load_matrix, "for unit in", "count = next_stage")
 
 # %% [markdown]
 # Here is the whole idea in one small kernel. It multiplies a vector by one matrix after another, with a join in
@@ -484,5 +493,5 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # above_us = (1000 * one.ms.p50 - bound_us) / one.launches
 # under_two_thirds = bound_us / one.ms.p50 / 1000 < 2 / 3
 # rate_kb = limits.bandwidth_gbs / 132
-# ring_kb = 12 * 8 * (16 * 2 * 32 + 32) * 2 / 1000
+# ring_kb = 6 * 8 * 16 * 2 * 64 * 2 / 1000
 # ring_us = ring_kb / rate_kb

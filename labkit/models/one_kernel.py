@@ -29,7 +29,7 @@ LAYER = ("input_layernorm", "self_attn.qkv_proj", "self_attn.o_proj", "post_atte
 NOT_COMPUTED = ("self_attn.qkv_proj.bias", "self_attn.o_proj.bias", "self_attn.q_norm.weight",
                 "self_attn.k_norm.weight")
 CPU_WARPS = 2  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
-MAX_STAGES = 12
+MAX_STAGES = 6
 
 
 def decoder_of(model, timed: bool = False) -> Decoder:

@@ -64,7 +64,8 @@ def tiles_of(units: int, blocks: int) -> np.ndarray:
 
 
 def decode_phases(decoder: Decoder, blocks: int, attention_us: float) -> list[Phase]:
-    """Return the phases of a layer, in which the blocks take tiles of ROWS rows in turn, two of gate and up at once."""
+    """Return the phases of a layer, in which the blocks take tiles of ROWS rows in turn, two at once of gate and up
+    and of down."""
     def weights(rows, columns, unit_rows=ROWS):
         return tiles_of(-(-rows // unit_rows), blocks) * unit_rows * columns * decoder.element.dtype.itemsize / 1e3
 
@@ -72,7 +73,7 @@ def decode_phases(decoder: Decoder, blocks: int, attention_us: float) -> list[Ph
             Phase("attention", np.zeros(blocks), attention_us),
             Phase("o", weights(decoder.hidden, decoder.attended)),
             Phase("norm_gate_up", weights(decoder.gate_up_rows, decoder.hidden, 2 * ROWS)),
-            Phase("down", weights(decoder.hidden, decoder.mlp))]
+            Phase("down", weights(decoder.hidden, decoder.mlp, 2 * ROWS))]
 
 
 def simulate(phases: Sequence[Phase], ring_kb: float, kb_per_us: float, join_us: float, start_us: float,

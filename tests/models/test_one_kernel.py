@@ -17,8 +17,8 @@ from labkit.models.one_kernel import OneKernel
 from labkit.models.step import Inputs, Piece
 from tests.models.test_llama import random_prompts, random_tensors
 
-SMALL = Config(vocab_size=21, hidden_size=32, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-               num_key_value_heads=1, head_dim=16, max_position_embeddings=128, rms_norm_eps=1e-5,
+SMALL = Config(vocab_size=21, hidden_size=64, intermediate_size=320, num_hidden_layers=2, num_attention_heads=2,
+               num_key_value_heads=1, head_dim=32, max_position_embeddings=128, rms_norm_eps=1e-5,
                tie_word_embeddings=True)
 FOUR_HEADS = dataclasses.replace(SMALL, num_attention_heads=4)  # a GPU's warps have one each, of four pages
 LENGTHS = (70, 1, 17)  # with the new token: several splits of pages, no older token, the first token of a page

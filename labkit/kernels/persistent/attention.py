@@ -1,11 +1,11 @@
 """Attention of one query for each sequence over the pages of its keys and values, by all blocks of the grid.
 
-An item is a split of a sequence, a few pages, and the query heads that share a head of keys and values: a warp has one
-of the pages and one of the heads (several, where there are more heads than warps). A block takes consecutive items. The
-keys and values of older tokens depend on nothing in this launch, and are loaded before the join behind which the
-queries are there; the newest token's key is rotated by the warps that need it, one of which writes it to the cache with
-the value. Warps, and then splits, are merged in order; the splits by the last block that has one of them. A sequence's
-splits depend on its own length alone, so its result has the same bits in any batch.
+An item is a split of a sequence, a few pages, and the query heads that share a head of keys and values. A block takes
+consecutive items. Keys and values of older tokens depend on nothing in this launch: the copying warp brings an item's
+pages into a stage of the ring, long before the join behind which the queries are there. A warp has a page at a time and
+all its query heads, as rows of mma.m16n8k16. The newest token's key is rotated by the warp that has its page, and put
+into the stage and the cache with the value. Pages, and then splits, are merged in order; the splits by the last block
+that has one of them. A sequence's splits depend on its own length alone, so its result has the same bits in any batch.
 
 A partial result is, for each query head, its output over some of the tokens (head_dim) and lse, the log2 of the sum of
 their exponentials.
@@ -18,11 +18,15 @@ from numba import float32, uint32, uint64
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.attention.pages import LOG2_E, PAGE
-from labkit.kernels.persistent.decoder import QUERY_PAD, Decoder
+from labkit.kernels.matmul.mma import ADD_PRODUCT
+from labkit.kernels.persistent.decoder import Decoder
+from labkit.kernels.persistent.product import NOTHING
+from labkit.kernels.persistent.ring import make_claim, make_stages
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 from labkit.kernels.rope import NAN
 
-LANES_PER_TOKEN = 2  # that compute its scores
+BLOCK = 32  # elements of a head that four lanes load at a time
+LOW, HIGH = uint32(0xFFFF), uint32(0xFFFF0000)
 SPLITS_AT_ONCE = 16  # whose partial results are in flight together
 
 
@@ -58,24 +62,24 @@ def make_merge(size: int, stride: int, at_once: int):
 
 
 def make_attention(decoder: Decoder):
-    """Make the device functions items_of_block, find_item, load_item (before the join) and attend (behind it).
+    """Make the device functions items_of_block and load_items (of the copying warp), find_item and load_rotation
+    (before the join) and attend (behind it).
 
-    An item is (row, head of keys and values, split, splits of the row, its tokens, where this warp's page begins in a
-    layer of the cache)."""
-    THREADS, element = 32 * decoder.warps, decoder.element
+    An item is (row, head of keys and values, split, splits of the row, its tokens)."""
+    WARPS, THREADS, element = decoder.warps, 32 * decoder.warps, decoder.element
     HEADS, KV_HEADS, GROUP, SIZE = decoder.heads, decoder.kv_heads, decoder.group_heads, decoder.head_dim
-    PAGES, PAGE_WARPS, WARP_HEADS = decoder.split_pages, decoder.page_warps, decoder.warp_heads
-    SPLIT, QKV_ROWS = PAGE * PAGES, decoder.qkv_rows
+    PAGES, PAGE_SIZE, PAGE_BYTES = decoder.split_pages, decoder.page, decoder.page * element.dtype.itemsize
+    SPLIT, ROUNDS, STAGE = PAGE * PAGES, -(-PAGES // WARPS), decoder.stage
     HALF, STRIDE, SCALE = SIZE // 2, SIZE + 1, float32(decoder.scale * LOG2_E)
-    PAIRS, WORDS, LOADS = decoder.pairs, decoder.page_words, decoder.page_words // 4
-    VALUE_LANES = SIZE // 8  # that share a value; each of them loads 16 bytes of LOADS values
-    VALUE_SHUFFLES = (32 // VALUE_LANES).bit_length() - 1
-    PAIR_VALUES = 2 * PAIRS
-    QUERY, QUERY_HALF = SIZE + QUERY_PAD, HALF + QUERY_PAD
-    RESULTS, BUFFER = PAGES * GROUP * QUERY, PAGES * GROUP * STRIDE  # where in scratch, behind the queries; its size
-    to_float, to_element, rounded = element.number, element.element, element.rounded
-    pack, unpack = element.pack, element.unpack
-    merge_pages, merge_splits = (make_merge(SIZE, GROUP * STRIDE, count) for count in (PAGES, SPLITS_AT_ONCE))
+    PAIRS, PAIR_VALUES = decoder.pairs, 2 * decoder.pairs
+    BLOCKS, QUERY_WORDS = SIZE // BLOCK, SIZE // BLOCK * 4
+    CHUNKS, PASSES = SIZE // 8, -(-SIZE // 64)  # 16 bytes of a value, eight of which are computed in a pass
+    BUFFER = PAGES * GROUP * STRIDE  # float32 of the results of an item
+    to_float, to_element, pack = element.number, element.element, element.pack
+    add_product = ADD_PRODUCT[element]
+    merge_pages = make_merge(SIZE, GROUP * STRIDE, PAGES)
+    merge_splits = make_merge(SIZE, GROUP * STRIDE, SPLITS_AT_ONCE)
+    claim, (stage_of, next_stage) = make_claim(decoder), make_stages(decoder)
 
     @cuda.jit(device=True)
     def splits_of(step, row):
@@ -95,45 +99,46 @@ def make_attention(decoder: Decoder):
         return min(u32.blockIdx.x * each, items), min((u32.blockIdx.x + 1) * each, items)
 
     @cuda.jit(device=True)
-    def find_item(step, number, warp):
+    def find_item(step, number):
         """Find item `number`; behind the last one its row is `rows`."""
-        page_table, rows = step[4], step[5]
+        rows = step[5]
         for row in u32.range(rows):
             splits, tokens = splits_of(step, row)
             if number < splits * KV_HEADS:
-                page = min(number % splits * PAGES + warp // PAGE_WARPS, (tokens - 1) // PAGE)
-                start = (uint32(page_table[row, page]) * KV_HEADS + number // splits) * (PAGE * SIZE)
-                return row, number // splits, number % splits, splits, tokens, start
+                return row, number // splits, number % splits, splits, tokens
             number -= splits * KV_HEADS
-        return rows, number, number, number, uint32(0), uint32(0)
+        return rows, number, number, number, uint32(0)
 
     @cuda.jit(device=True)
-    def tokens_of_warp(tokens, split, warp):
-        """Return the tokens of this warp's page; 0 if it has none."""
-        begin = min(split * SPLIT + warp // PAGE_WARPS * PAGE, tokens)
-        return min(tokens - begin, PAGE) if warp < PAGES * PAGE_WARPS else uint32(0)
+    def load_items(ring, step, number, end, cache, layer, count, lane):
+        """Copy the pages of a block's items, the keys before the values, by a lane each. count: as for stage_of."""
+        stages, full, _, _ = ring
+        page_table, size = step[4], uint64(cache.shape[1])
+        is_value = uint32(1) if lane >= PAGES else uint32(0)
+        page = lane - is_value * PAGES
+        for other in u32.range(number, end):
+            row, kv_head, split, _, tokens = find_item(step, other)
+            pages = min((tokens + (PAGE - 1)) // PAGE - split * PAGES, PAGES)
+            stage = claim(ring, count, 2 * PAGE_BYTES * pages, lane)
+            if page < pages:
+                start = uint64((uint32(page_table[row, split * PAGES + page]) * KV_HEADS + kv_head) * PAGE_SIZE)
+                ptx.bulk_load(stages, stage * STAGE + lane * PAGE_SIZE, cache,
+                              uint64(2 * layer + is_value) * size + start, PAGE_BYTES, full, stage)
+            count = next_stage(count)
+        return count
 
     @cuda.jit(device=True)
-    def load_item(step, item, cache, layer, keys, values, cos_sin, warp, lane):
-        """Load this warp's page and the cosines and sines of the newest token's position: NaN where the table has none,
-        or the page table is too short. All loads are in flight at once; tokens behind the last one are not read."""
+    def tokens_of_page(tokens, split, page):
+        """Return the tokens of a page of a split; 0 if it has none."""
+        begin = min(split * SPLIT + page * PAGE, tokens)
+        return min(tokens - begin, PAGE) if page < PAGES else uint32(0)
+
+    @cuda.jit(device=True)
+    def load_rotation(step, item, cos_sin, lane):
+        """Load the cosines and sines of the newest token's position: NaN where the table has none, or the page table is
+        too short."""
         table, positions, _, contexts, _, rows = step
-        row, _, split, _, tokens, start = item
-        row = min(row, rows - 1)
-        last = max(tokens_of_warp(tokens, split, warp), 1) - 1  # without a page, a warp loads any
-        size = uint64(cache.shape[1])
-        token, part = lane // LANES_PER_TOKEN, lane % LANES_PER_TOKEN
-        value_token, value_part = lane // VALUE_LANES * LOADS, lane % VALUE_LANES
-        i = uint64(2 * layer) * size + uint64(start + min(token, last) * SIZE + part * HALF)
-        for n in range(LOADS):
-            words = ptx.load_global4(cache, i + uint64(8 * n))
-            for k in range(4):
-                keys[4 * n + k] = words[k]
-        for n in range(LOADS):
-            words = ptx.load_global4(cache, uint64(2 * layer + 1) * size + uint64(
-                start + min(value_token + n, last) * SIZE + value_part * 8))
-            for k in range(4):
-                values[4 * n + k] = words[k]
+        row, tokens = min(item[0], rows - 1), item[4]
         position = uint32(positions[row])
         for n in range(PAIRS):
             d = min(32 * n + lane, HALF - 1)
@@ -149,124 +154,152 @@ def make_attention(decoder: Decoder):
             pairs[2 * n], pairs[2 * n + 1] = to_float(qkv[row, d]), to_float(qkv[row, d + HALF])
 
     @cuda.jit(device=True)
-    def rotate(pairs, cos_sin, scratch, first, second, lane):
-        """Write a head to scratch, one half from `first` on and the other from `second` on."""
+    def rotate(pairs, cos_sin, array, start, lane):
+        """Write a head to shared memory, from array[start] on."""
         for n in range(PAIRS):
             d = 32 * n + lane
             if d < HALF:
                 a, b, cos, sin = pairs[2 * n], pairs[2 * n + 1], cos_sin[2 * n], cos_sin[2 * n + 1]
-                scratch[first + d], scratch[second + d] = rounded(a * cos - b * sin), rounded(b * cos + a * sin)
+                array[start + d], array[start + d + HALF] = to_element(a * cos - b * sin), to_element(b * cos + a * sin)
 
     @cuda.jit(device=True)
-    def load_newest(qkv, row, column, index, key_pairs, values, lane):
-        """Load the newest token's key and value, which is token `index` of the page."""
-        load_head(qkv, row, column, key_pairs, lane)
-        value_token, value_part = lane // VALUE_LANES * LOADS, lane % VALUE_LANES
-        for n in range(LOADS):
-            if value_token + n == index:
-                words = ptx.load_global4(qkv, uint64(row * QKV_ROWS + column + KV_HEADS * SIZE + value_part * 8))
-                for k in range(4):
-                    values[4 * n + k] = words[k]
-
-    @cuda.jit(device=True)
-    def replace_newest(keys, index, scratch, key, lane):
-        """Replace the key that was in the cache at token `index` by the rotated one."""
-        if lane // LANES_PER_TOKEN == index:
-            for n in range(WORDS):
-                i = key + lane % LANES_PER_TOKEN * HALF + 2 * n
-                keys[n] = pack(scratch[i], scratch[i + 1])
-
-    @cuda.jit(device=True)
-    def write_newest(cache, layer, kv_head, slot, qkv, row, column, scratch, key, lane):
-        """Write the newest key and value to their slot, unless that is not in the cache."""
+    def put_newest(tiles, key, value, cache, layer, kv_head, slot, qkv, row, cos_sin, lane):
+        """Write the newest key and value to the stage, and to their slot of the cache, unless that is not in it."""
+        pairs = cuda.local.array(PAIR_VALUES, float32)
+        column = (HEADS + kv_head) * SIZE
+        load_head(qkv, row, column, pairs, lane)
+        for d in u32.range(lane, SIZE, 32):
+            tiles[value + d] = qkv[row, column + KV_HEADS * SIZE + d]
+        rotate(pairs, cos_sin, tiles, key, lane)
+        cuda.syncwarp()
         if slot < u32.shape(cache)[1] // (KV_HEADS * SIZE):
             start = ((slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE) * SIZE
             for d in u32.range(lane, SIZE, 32):
-                cache[2 * layer, start + d] = to_element(scratch[key + d])
-                cache[2 * layer + 1, start + d] = qkv[row, column + KV_HEADS * SIZE + d]
+                cache[2 * layer, start + d], cache[2 * layer + 1, start + d] = tiles[key + d], tiles[value + d]
 
     @cuda.jit(device=True)
-    def attend_page(keys, values, visible, scratch, query, result, lane):
-        """Write one head's result of this warp's page, of which so many tokens are visible, to scratch[result]."""
-        acc = cuda.local.array(8, float32)
-        token, part = lane // LANES_PER_TOKEN, lane % LANES_PER_TOKEN
-        value_token, value_part = lane // VALUE_LANES * LOADS, lane % VALUE_LANES
-        score = ZERO
-        for n in range(WORDS // 2):
-            a, b, c, d = ptx.load_shared4(scratch, query + part * QUERY_HALF + 4 * n)
-            low, high = unpack(keys[2 * n])
-            score += a * low
-            score += b * high
-            low, high = unpack(keys[2 * n + 1])
-            score += c * low
-            score += d * high
-        score = (score + cuda.shfl_xor_sync(ALL_LANES, score, 1)) * SCALE
-        score = score if token < visible else NEG_INF
-        row_max = score
-        for n in range(4):
-            row_max = max(row_max, cuda.shfl_xor_sync(ALL_LANES, row_max, 2 << n))
-        exponential = ptx.exp2_approx(score - row_max)
-        row_sum = exponential
-        for n in range(4):
-            row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, 2 << n)
-        for i in range(8):
-            acc[i] = ZERO
-        for n in range(LOADS):
-            weight = cuda.shfl_sync(ALL_LANES, exponential, (value_token + n) * LANES_PER_TOKEN)
+    def load_queries(queries, fragment, lane):
+        """Load this lane's part of the query heads, rows of 16: lane 4 * g + q has elements 8q to 8q + 7 of each block
+        of row g."""
+        for b in range(BLOCKS):
+            words = ptx.load_shared4(queries, min(lane // 4, GROUP - 1) * SIZE + b * BLOCK + lane % 4 * 8)
             for k in range(4):
-                low, high = unpack(values[4 * n + k])
-                acc[2 * k] += weight * low
-                acc[2 * k + 1] += weight * high
-        for i in range(8):
-            for n in range(VALUE_SHUFFLES):
-                acc[i] += cuda.shfl_xor_sync(ALL_LANES, acc[i], VALUE_LANES << n)
-        if lane < VALUE_LANES:
-            for i in range(8):
-                scratch[result + value_part * 8 + i] = acc[i] / row_sum
-        if lane == 0:
-            scratch[result + SIZE] = row_max + math.log2(row_sum)
+                fragment[4 * b + k] = words[k]
 
     @cuda.jit(device=True)
-    def attend(step, number, end, item, qkv, cache, layer, keys, values, cos_sin, attended, scratch, partial, arrived,
-               is_last, warp, lane):
-        """Attention of the items from `number` on, the first of which has been loaded."""
-        query_pairs = cuda.local.array(PAIR_VALUES, float32)
-        key_pairs = cuda.local.array(PAIR_VALUES, float32)
+    def add_block(scores, i, fragment, b, words):
+        """scores[i : i + 4] += the products of a block of the query heads and of eight keys."""
+        add_product(scores, i, fragment[4 * b], NOTHING, fragment[4 * b + 1], NOTHING, words[0], words[1])
+        add_product(scores, i, fragment[4 * b + 2], NOTHING, fragment[4 * b + 3], NOTHING, words[2], words[3])
+
+    @cuda.jit(device=True)
+    def score_page(tiles, keys, fragment, scores, lane):
+        """Write the products of the query heads and 16 keys: lane 4 * g + q has head g's with the tokens 2q, 2q + 1,
+        2q + 8 and 2q + 9, at 0, 1, 4 and 5. Two keys are a multiple of 128 bytes apart, as the rows in product.py."""
+        is_odd = lane // 4 % 2 == 1
+        first = uint32(BLOCK) if is_odd else uint32(0)
+        for i in range(8):
+            scores[i] = ZERO
+        for t in range(2):
+            i = keys + (8 * t + lane // 4) * SIZE + lane % 4 * 8
+            if BLOCKS == 1:
+                add_block(scores, 4 * t, fragment, 0, ptx.load_shared4(tiles, i))
+            else:
+                for b in range(0, BLOCKS, 2):
+                    x = ptx.load_shared4(tiles, i + b * BLOCK + first)
+                    y = ptx.load_shared4(tiles, i + b * BLOCK + (BLOCK - first))
+                    low, high = (y, x) if is_odd else (x, y)
+                    add_block(scores, 4 * t, fragment, b, low)
+                    add_block(scores, 4 * t, fragment, b + 1, high)
+
+    @cuda.jit(device=True)
+    def attend_page(tiles, keys, visible, fragment, scratch, results, lane):
+        """Write the heads' results of a page, of which so many tokens are visible, to scratch, STRIDE apart. keys:
+        where the page's keys begin in the ring; its values are PAGES pages behind."""
+        scores, acc = cuda.local.array(8, float32), cuda.local.array(32, float32)
+        head, q = lane // 4, lane % 4
+        score_page(tiles, keys, fragment, scores, lane)
+        row_max, row_sum = NEG_INF, ZERO
+        for i in range(4):
+            n, token = i // 2 * 4 + i % 2, i // 2 * 8 + 2 * q + i % 2
+            scores[n] = scores[n] * SCALE if token < visible else NEG_INF
+            row_max = max(row_max, scores[n])
+        row_max = max(row_max, cuda.shfl_xor_sync(ALL_LANES, row_max, 1))
+        row_max = max(row_max, cuda.shfl_xor_sync(ALL_LANES, row_max, 2))
+        for i in range(4):
+            n = i // 2 * 4 + i % 2
+            scores[n] = ptx.exp2_approx(scores[n] - row_max)
+            row_sum += scores[n]
+        row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, 1)
+        row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, 2)
+        weights_low, weights_high = pack(scores[0], scores[1]), pack(scores[4], scores[5])
+        for p in range(PASSES):
+            # Column n of product j is element j of chunk n. Behind the last token, whose weight is zero, there may be
+            # anything: the last one is read again.
+            i = keys + PAGES * PAGE_SIZE + min(8 * p + head, CHUNKS - 1) * 8
+            a = ptx.load_shared4(tiles, i + min(2 * q, visible - 1) * SIZE)
+            b = ptx.load_shared4(tiles, i + min(2 * q + 1, visible - 1) * SIZE)
+            c = ptx.load_shared4(tiles, i + min(2 * q + 8, visible - 1) * SIZE)
+            d = ptx.load_shared4(tiles, i + min(2 * q + 9, visible - 1) * SIZE)
+            for n in range(32):
+                acc[n] = ZERO
+            for k in range(4):
+                add_product(acc, 8 * k, weights_low, NOTHING, weights_high, NOTHING, a[k] & LOW | b[k] << 16,
+                            c[k] & LOW | d[k] << 16)
+                add_product(acc, 8 * k + 4, weights_low, NOTHING, weights_high, NOTHING, a[k] >> 16 | b[k] & HIGH,
+                            c[k] >> 16 | d[k] & HIGH)
+            for n in range(2):
+                chunk = 8 * p + 2 * q + n
+                if head < GROUP and chunk < CHUNKS:
+                    for j in range(8):
+                        scratch[results + head * STRIDE + chunk * 8 + j] = acc[4 * j + n] / row_sum
+        if head < GROUP and q == 0:
+            scratch[results + head * STRIDE + SIZE] = row_max + math.log2(row_sum)
+
+    @cuda.jit(device=True)
+    def attend(step, number, end, item, ring, count, qkv, cache, layer, cos_sin, attended, queries, scratch, partial,
+               arrived, is_last, warp, lane):
+        """Attention of the items from `number` on, the first of which is `item`. Return the next count."""
+        pairs = cuda.local.array(PAIR_VALUES, float32)
+        fragment = cuda.local.array(QUERY_WORDS, uint32)
+        tiles, full, empty, _ = ring
         thread, max_splits = warp * 32 + lane, (u32.shape(step[4])[1] + (PAGES - 1)) // PAGES
-        first_head = warp % PAGE_WARPS * WARP_HEADS
-        cell = warp // PAGE_WARPS * GROUP  # of this warp's page, a query and a result for each head
-        results, first_split, begins_head = uint32(RESULTS), uint32(0), True
+        results, first_split, begins_head = uint32(0), uint32(0), True
         while number < end:
-            row, kv_head, split, splits, tokens, _ = item
+            row, kv_head, split, splits, tokens = item
+            group = row * KV_HEADS + kv_head
+            stage, lap = stage_of(count)
+            ptx.mbarrier_wait_bounded(full, stage, lap)
+            # The newest token's page; its warp loads the key and value while others load the queries.
+            page = (tokens - 1) // PAGE - split * PAGES
+            if split == splits - 1 and page % WARPS == warp:
+                key = stage * STAGE + page * PAGE_SIZE + (tokens - 1) % PAGE * SIZE
+                put_newest(tiles, key, key + PAGES * PAGE_SIZE, cache, layer, kv_head, uint32(step[2][row]), qkv, row,
+                           cos_sin, lane)
+                ptx.fence_proxy_async()  # the next copies into the stage come after these writes
             if begins_head:
                 first_split = split
-            group, visible = row * KV_HEADS + kv_head, tokens_of_warp(tokens, split, warp)
-            if visible > 0:
-                newest = split * SPLIT + warp // PAGE_WARPS * PAGE + visible == tokens  # is in this page
-                key_column, key = (HEADS + kv_head) * SIZE, results + (cell + first_head) * STRIDE
-                slot = uint32(step[2][row])
-                if newest:
-                    load_newest(qkv, row, key_column, visible - 1, key_pairs, values, lane)
-                if begins_head:
-                    for head in u32.range(first_head, min(first_head + WARP_HEADS, GROUP)):
-                        query = (cell + head) * QUERY
-                        load_head(qkv, row, (kv_head * GROUP + head) * SIZE, query_pairs, lane)
-                        rotate(query_pairs, cos_sin, scratch, query, query + QUERY_HALF, lane)
-                if newest:
-                    rotate(key_pairs, cos_sin, scratch, key, key + HALF, lane)
-                cuda.syncwarp()
-                if newest:
-                    replace_newest(keys, visible - 1, scratch, key, lane)
-                    if first_head == 0:
-                        write_newest(cache, layer, kv_head, slot, qkv, row, key_column, scratch, key, lane)
-                    cuda.syncwarp()  # the key has been read: the result takes its place
-                for head in u32.range(first_head, min(first_head + WARP_HEADS, GROUP)):
-                    attend_page(keys, values, visible, scratch, (cell + head) * QUERY, results + (cell + head) * STRIDE,
-                                lane)
+                for head in u32.range(warp, GROUP, WARPS):
+                    load_head(qkv, row, (kv_head * GROUP + head) * SIZE, pairs, lane)
+                    rotate(pairs, cos_sin, queries, head * SIZE, lane)
+                ptx.named_barrier_sync(1, THREADS)
+                load_queries(queries, fragment, lane)
+            for r in range(ROUNDS):
+                page = r * WARPS + warp
+                visible = tokens_of_page(tokens, split, page)
+                if visible > 0:
+                    attend_page(tiles, stage * STAGE + page * PAGE_SIZE, visible, fragment, scratch,
+                                results + page * GROUP * STRIDE, lane)
+            cuda.syncwarp()  # all lanes have read the stage
+            if lane == 0:
+                ptx.mbarrier_arrive(empty, stage)
+            count = next_stage(count)
             number += 1
+            begins_head = split == splits - 1
             if number < end:
-                item = find_item(step, number, warp)
-                load_item(step, item, cache, layer, keys, values, cos_sin, warp, lane)
+                item = find_item(step, number)
+                if begins_head:
+                    load_rotation(step, item, cos_sin, lane)
             ptx.named_barrier_sync(1, THREADS)  # the results of all warps are in scratch
             num_pages = min((tokens + (PAGE - 1)) // PAGE - split * PAGES, PAGES)
             for i in u32.range(thread, GROUP * SIZE, THREADS):
@@ -279,15 +312,14 @@ def make_attention(decoder: Decoder):
                     partial[start + d] = out
                     if d == 0:
                         partial[start + SIZE] = lse
-            results = 2 * RESULTS + BUFFER - results  # the other buffer: warps may still read this one
-            begins_head = split == splits - 1
+            results = BUFFER - results  # the other buffer: warps may still read this one
             if splits > 1 and (begins_head or number == end):  # the last split of a head that this block has
                 ptx.named_barrier_sync(1, THREADS)
                 if thread == 0:
                     cuda.threadfence()  # the block's partial results are visible before the count is
-                    count = cuda.atomic.add(arrived, group, split - first_split + 1) + (split - first_split + 1)
-                    is_last[0] = 1 if count == splits else 0
-                    if count == splits:
+                    arrivals = cuda.atomic.add(arrived, group, split - first_split + 1) + (split - first_split + 1)
+                    is_last[0] = 1 if arrivals == splits else 0
+                    if arrivals == splits:
                         arrived[group] = 0  # ready for the next layer
                         cuda.threadfence()
                 ptx.named_barrier_sync(1, THREADS)
@@ -296,5 +328,6 @@ def make_attention(decoder: Decoder):
                         start = (group * max_splits * GROUP + i // SIZE) * STRIDE
                         out, _ = merge_splits(partial, start, splits, i % SIZE)
                         attended[row, kv_head * GROUP * SIZE + i] = to_element(out)
+        return count
 
-    return items_of_block, find_item, load_item, attend
+    return items_of_block, load_items, find_item, load_rotation, attend

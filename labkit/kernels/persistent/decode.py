@@ -5,7 +5,7 @@ Shapes  ids, positions, slots, contexts (T,), page_table (T, pages) int32; cache
         float16, and offsets (layers + 1, 6) uint32, in units of 16 bytes, where each begins: of a layer its norm, qkv,
         o, norm, gate_up and down; in the last row the norm, the embedding and the head
 Needs   compute capability 9.0
-Work    all weights are read once; 5 joins for each layer (joins.py), and one before the greedy token
+Work    all weights, keys and values are read once; 5 joins for each layer (joins.py), and one before the greedy token
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """
 
@@ -46,30 +46,31 @@ def mark(timers, index, marks):
 
 @kernel_factory
 def make_persistent_decode(decoder: Decoder):
-    """A block has decoder.warps warps that compute and one that copies weights; a phase ends with a join. The blocks
-    take tiles of eight weights in turn."""
+    """A block has decoder.warps warps that compute and one that copies weights, keys and values; a phase ends with a
+    join. The blocks take tiles of eight weights in turn."""
     WARPS, THREADS, STAGES, SCRATCH = decoder.warps, 32 * decoder.warps, decoder.stages, decoder.scratch
     C, A, M, V = decoder.hidden, decoder.attended, decoder.mlp, decoder.vocab
     QKV_ROWS, GATE_UP_ROWS, TIMED = decoder.qkv_rows, decoder.gate_up_rows, decoder.timed
-    C_FRAGMENT, A_FRAGMENT, M_FRAGMENT = (fragment_size(decoder, columns) for columns in (C, A, M))
-    PAGE_WORDS, ROTATION = decoder.page_words, 2 * decoder.pairs
+    C_FRAGMENT, A_FRAGMENT = fragment_size(decoder, C), fragment_size(decoder, A)
+    ROTATION, QUERIES = 2 * decoder.pairs, decoder.group_heads * decoder.head_dim
     element, ELEMENT = decoder.element, decoder.element.dtype.type
-    load_hidden, normalise, multiply_hidden = make_product(decoder, C)
-    load_attended, _, multiply_attended = make_product(decoder, A)
-    load_gated, _, multiply_gated = make_product(decoder, M)
+    load_hidden, normalise, multiply_hidden, _ = make_product(decoder, C)
+    load_attended, _, multiply_attended, _ = make_product(decoder, A)
+    *_, multiply_gated = make_product(decoder, M)
     load_matrix, sum_warps = make_load_matrix(decoder), make_sum_warps(decoder)
-    items_of_block, find_item, load_item, attend = make_attention(decoder)
+    items_of_block, load_items, find_item, load_rotation, attend = make_attention(decoder)
     to_float, to_element, rounded, swiglu = element.number, element.element, element.rounded, SWIGLU[element]
 
     @cuda.jit(device=True)
-    def load_weights(ring, weights, offsets, lane):
+    def load_ring(ring, weights, offsets, step, number, end, cache, lane):
         """All that the copying warp does."""
         layers, count = u32.shape(offsets)[0] - 1, uint32(0)
         for layer in u32.range(layers):
             count = load_matrix(ring, weights, offset_of(offsets, layer, QKV), QKV_ROWS, C, 1, count, lane)
+            count = load_items(ring, step, number, end, cache, layer, count, lane)
             count = load_matrix(ring, weights, offset_of(offsets, layer, OUT), C, A, 1, count, lane)
             count = load_matrix(ring, weights, offset_of(offsets, layer, GATE_UP), GATE_UP_ROWS, C, 2, count, lane)
-            count = load_matrix(ring, weights, offset_of(offsets, layer, DOWN), C, M, 1, count, lane)
+            count = load_matrix(ring, weights, offset_of(offsets, layer, DOWN), C, M, 2, count, lane)
         load_matrix(ring, weights, offset_of(offsets, layers, HEAD), V, C, 1, count, lane)
 
     @cuda.jit(device=True)
@@ -88,10 +89,12 @@ def make_persistent_decode(decoder: Decoder):
         return value, index
 
     @cuda.jit(device=True)
-    def end_phase(counters, timers, number, marks, thread):
+    def end_phase(at_join, counters, timers, number, marks, thread):
         """End phase `number`, counted from 0. What follows until the next one begins depends on no other block."""
-        if TIMED and thread == 0:
-            mark(timers, 2 * number + 1, marks)
+        if thread == 0:
+            cuda.atomic.exch(at_join, 0, 1)
+            if TIMED:
+                mark(timers, 2 * number + 1, marks)
         arrive(counters, thread, THREADS)
 
     @cuda.jit(device=True)
@@ -99,6 +102,12 @@ def make_persistent_decode(decoder: Decoder):
         wait(counters, number * u32.gridDim.x, thread, THREADS)
         if TIMED and thread == 0:
             mark(timers, 2 * number, marks)
+
+    @cuda.jit(device=True)
+    def resume(at_join, thread):
+        """Let the copying warp have more in flight again, once this block has read what it waited for."""
+        if thread == 0:
+            cuda.atomic.exch(at_join, 0, 0)
 
     @cuda.jit(launch_bounds=(decoder.threads, 1))
     def persistent_decode_kernel(weights, offsets, table, ids, positions, slots, contexts, page_table, cache, x, qkv,
@@ -108,30 +117,31 @@ def make_persistent_decode(decoder: Decoder):
         full = cuda.shared.array(STAGES, uint64)
         empty = cuda.shared.array(STAGES, uint64)
         scratch = cuda.shared.array(SCRATCH, np.float32)
+        queries = cuda.shared.array(QUERIES, ELEMENT, alignment=16)
         is_last = cuda.shared.array(1, uint32)
+        at_join = cuda.shared.array(1, uint32)
         hidden_frag = cuda.local.array(C_FRAGMENT, uint32)
         norm_frag = cuda.local.array(C_FRAGMENT, uint32)
         attended_frag = cuda.local.array(A_FRAGMENT, uint32)
-        gated_frag = cuda.local.array(M_FRAGMENT, uint32)
-        keys = cuda.local.array(PAGE_WORDS, uint32)
-        values = cuda.local.array(PAGE_WORDS, uint32)
         cos_sin = cuda.local.array(ROTATION, float32)
         thread = u32.threadIdx.x
         warp, lane = thread // 32, thread % 32
         block, blocks = u32.blockIdx.x, u32.gridDim.x
         rows, layers = u32.shape(ids)[0], u32.shape(offsets)[0] - 1
         marks = 2 * (JOINS * layers + 1)
-        ring = tiles, full, empty
+        ring = tiles, full, empty, at_join
         step = table, positions, slots, contexts, page_table, rows
         if thread == 0:
             for stage in range(STAGES):
                 ptx.mbarrier_init(full, stage, 1)
                 ptx.mbarrier_init(empty, stage, WARPS)
+            at_join[0] = 0
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
 
+        number, end = items_of_block(step)  # of attention, in every layer
         if warp == WARPS:
-            load_weights(ring, weights, offsets, lane)
+            load_ring(ring, weights, offsets, step, number, end, cache, lane)
         else:
             # Of fragments: this lane's row; the last one again where there are fewer than eight, which costs no reads
             # from L2. Of tiles: thread 8 * token + i has weights i, for 64 threads.
@@ -153,72 +163,76 @@ def make_persistent_decode(decoder: Decoder):
                     load_hidden(hidden_frag, weights, embedding, warp, lane)
                 else:
                     load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
-                number, end = items_of_block(step)
-                item = find_item(step, number, warp)
                 normalise(hidden_frag, norm_frag, scratch, warp, lane)
+                resume(at_join, thread)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, QKV_ROWS, blocks * ROWS):
-                    count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
+                    count = multiply_hidden(hidden_frag, 1, ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
                         qkv[token, first + weight] = to_element(sum_warps(scratch, buffer, thread))
                     buffer ^= 1
-                end_phase(counters, timers, JOINS * layer, marks, thread)
-                load_item(step, item, cache, layer, keys, values, cos_sin, warp, lane)
+                end_phase(at_join, counters, timers, JOINS * layer, marks, thread)
+                item = find_item(step, number)
+                load_rotation(step, item, cos_sin, lane)
                 begin_phase(counters, timers, JOINS * layer + 1, marks, thread)
+                resume(at_join, thread)
 
-                attend(step, number, end, item, qkv, cache, layer, keys, values, cos_sin, attended, scratch, partial,
-                       arrived, is_last, warp, lane)
-                end_phase(counters, timers, JOINS * layer + 1, marks, thread)
+                count = attend(step, number, end, item, ring, count, qkv, cache, layer, cos_sin, attended, queries,
+                               scratch, partial, arrived, is_last, warp, lane)
+                end_phase(at_join, counters, timers, JOINS * layer + 1, marks, thread)
+                load_hidden(norm_frag, weights, offset_of(offsets, layer, POST_NORM), warp, lane)
                 begin_phase(counters, timers, JOINS * layer + 2, marks, thread)
 
                 load_attended(attended_frag, attended, uint64(row * A), warp, lane)
+                resume(at_join, thread)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, C, blocks * ROWS):
                     residual = x[token % ROWS, first + weight]  # in flight during the product
-                    count = multiply_attended(attended_frag, ring, scratch, buffer, count, warp, lane)
+                    count = multiply_attended(attended_frag, 1, ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
                         total = rounded(sum_warps(scratch, buffer, thread))
                         x[token, first + weight] = to_element(to_float(residual) + total)
                     buffer ^= 1
-                end_phase(counters, timers, JOINS * layer + 2, marks, thread)
-                load_hidden(norm_frag, weights, offset_of(offsets, layer, POST_NORM), warp, lane)
+                end_phase(at_join, counters, timers, JOINS * layer + 2, marks, thread)
                 begin_phase(counters, timers, JOINS * layer + 3, marks, thread)
 
                 load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
                 normalise(hidden_frag, norm_frag, scratch, warp, lane)
+                resume(at_join, thread)
                 buffer = uint32(0)
                 for first in u32.range(block * ROWS, GATE_UP_ROWS // 2, blocks * ROWS):  # eight gates, their eight ups
-                    count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
-                    count = multiply_hidden(hidden_frag, ring, scratch, buffer + 1, count, warp, lane)
+                    count = multiply_hidden(hidden_frag, 2, ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
                         gate, up = sum_warps(scratch, buffer, thread), sum_warps(scratch, buffer + 1, thread)
                         gated[token, first + weight] = to_element(swiglu(gate, up))
                     buffer ^= 2
-                end_phase(counters, timers, JOINS * layer + 3, marks, thread)
+                end_phase(at_join, counters, timers, JOINS * layer + 3, marks, thread)
+                load_hidden(norm_frag, weights, offset_of(offsets, layer + 1, NORM), warp, lane)
                 begin_phase(counters, timers, JOINS * layer + 4, marks, thread)
+                resume(at_join, thread)
 
-                load_gated(gated_frag, gated, uint64(row * M), warp, lane)
                 buffer = uint32(0)
-                for first in u32.range(block * ROWS, C, blocks * ROWS):
-                    count = multiply_gated(gated_frag, ring, scratch, buffer, count, warp, lane)
-                    residual = x[token % ROWS, first + weight]  # not earlier: registers are scarce in this phase
+                for first in u32.range(block * 2 * ROWS, C, blocks * 2 * ROWS):
+                    residuals = x[token % ROWS, first + weight], x[token % ROWS, first + ROWS + weight]
+                    count = multiply_gated(gated, uint64(row * M), ring, scratch, buffer, count, warp, lane)
                     ptx.named_barrier_sync(1, THREADS)
                     if has_output:
-                        total = rounded(sum_warps(scratch, buffer, thread))
-                        x[token, first + weight] = to_element(to_float(residual) + total)
-                    buffer ^= 1
-                end_phase(counters, timers, JOINS * layer + 4, marks, thread)
-                load_hidden(norm_frag, weights, offset_of(offsets, layer + 1, NORM), warp, lane)
+                        for t in range(2):
+                            total = rounded(sum_warps(scratch, buffer + t, thread))
+                            x[token, first + t * ROWS + weight] = to_element(to_float(residuals[t]) + total)
+                    buffer ^= 2
+                end_phase(at_join, counters, timers, JOINS * layer + 4, marks, thread)
                 begin_phase(counters, timers, JOINS * layer + 5, marks, thread)
 
             load_hidden(hidden_frag, x, uint64(row * C), warp, lane)
             normalise(hidden_frag, norm_frag, scratch, warp, lane)
+            resume(at_join, thread)
             best, best_token, buffer = NEG_INF, NO_TOKEN, uint32(0)
             for first in u32.range(block * ROWS, V, blocks * ROWS):
-                count = multiply_hidden(hidden_frag, ring, scratch, buffer, count, warp, lane)
+                count = multiply_hidden(hidden_frag, 1, ring, scratch, buffer, count, warp, lane)
                 ptx.named_barrier_sync(1, THREADS)
                 if has_output and first + weight < V:
                     total = sum_warps(scratch, buffer, thread)

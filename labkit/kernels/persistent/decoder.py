@@ -1,7 +1,7 @@
 """The sizes of a decoder that one kernel computes, and how its blocks divide shared memory.
 
-A stage of the ring holds eight rows of weights: `stage_columns` of each, two groups of 32 for each warp. A row is
-padded by 64 bytes, so that the eight lanes of a 128-bit load touch 32 different banks.
+A stage of the ring holds eight rows of weights, `stage_columns` of each, two groups of 64 for each warp; or the pages
+of keys and values of an item of attention.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from labkit.kernels.elements import BFLOAT16, Element
 
 ROWS = 8  # sequences, at most; also the rows of weights in a tile
 JOINS = 5  # of a layer: after qkv, attention, o, gate and up, down
-GROUP = 32  # columns that a warp loads at a time: 16 bytes of each of eight rows by four lanes
+GROUP = 64  # columns that a warp loads at a time: 32 bytes of each of eight rows by four lanes
 GROUPS = 2  # of a warp in a stage
-PAD = 32  # elements behind each row of a stage
-QUERY_PAD = 4  # float32 between the two parts of a query in shared memory, which two lanes read at once
+HEAD_DIMS = 32, 64, 128, 256
+MOST_PAGES = 16  # of a split: 32 lanes copy their keys and their values
 
 
 @dataclass(frozen=True)
 class Decoder:
     """Llama's sizes; qkv_rows etc. are rows of weights. warps: of a block that compute, each with every warps-th group
-    of columns; one more copies. in_flight: stages that an SM copies at once, of 16 KB; the memory's 4.2 TB/s times the
-    microsecond that a copy takes are two for each of 132 SMs. timed: record when each block begins and ends each
+    of columns; one more copies. in_flight: stages that an SM copies at once, of 32 KB; the memory's 4.2 TB/s times the
+    microsecond that a copy takes are one for each of 132 SMs. timed: record when each block begins and ends each
     phase."""
 
     hidden: int
@@ -34,8 +34,8 @@ class Decoder:
     scale: float
     element: Element = BFLOAT16
     warps: int = 16
-    stages: int = 12
-    in_flight: int = 4
+    stages: int = 6
+    in_flight: int = 2
     timed: bool = False
 
     @property
@@ -64,18 +64,19 @@ class Decoder:
         return self.warps * GROUPS * GROUP
 
     @property
-    def pitch(self) -> int:
-        return self.stage_columns + PAD
+    def stage(self) -> int:
+        """Elements of a stage: at least a page of keys and one of values."""
+        return max(ROWS * self.stage_columns, 2 * self.page)
 
     @property
     def ring_bytes(self) -> int:
         """Dynamic shared memory."""
-        return self.stages * ROWS * self.pitch * self.element.dtype.itemsize
+        return self.stages * self.stage * self.element.dtype.itemsize
 
     @property
-    def page_words(self) -> int:
-        """Words of a page's keys, or of its values, that a lane holds."""
-        return PAGE * self.head_dim // 2 // 32
+    def page(self) -> int:
+        """Elements of a page of keys, or of values, of one head."""
+        return PAGE * self.head_dim
 
     @property
     def pairs(self) -> int:
@@ -83,26 +84,16 @@ class Decoder:
         return -(-self.head_dim // 2 // 32)
 
     @property
-    def warp_heads(self) -> int:
-        """Query heads of a warp in attention: one, where a block has a warp for each."""
-        return -(-self.group_heads // self.warps)
-
-    @property
-    def page_warps(self) -> int:
-        """Warps that share a page of keys and values."""
-        return -(-self.group_heads // self.warp_heads)
-
-    @property
     def split_pages(self) -> int:
-        """Pages of a split: as many as a block's warps take at once."""
-        return self.warps // self.page_warps
+        """Pages of a split: those whose keys and values fill a stage."""
+        return min(MOST_PAGES, self.stage // (2 * self.page))
 
     @property
     def scratch(self) -> int:
-        """float32 in shared memory: the warps' partial sums of four tiles and of squares, or the queries of an item of
-        attention, for each of its pages, and its warps' results, in two buffers."""
+        """float32 in shared memory: the warps' partial sums of four tiles and of squares, or the results of attention
+        of an item's pages, in two buffers."""
         products = self.warps * (4 * ROWS * ROWS + ROWS)
-        return max(products, self.split_pages * self.group_heads * (3 * self.head_dim + QUERY_PAD + 2))
+        return max(products, 2 * self.split_pages * self.group_heads * (self.head_dim + 1))
 
     def splits(self, pages: int) -> int:
         """Return the splits of a sequence with so many pages."""
@@ -121,10 +112,11 @@ class Decoder:
         for name in ("hidden", "attended", "mlp"):
             if getattr(self, name) % GROUP:
                 return f"{name} is {getattr(self, name)}; it must be a multiple of {GROUP}"
-        if self.head_dim < PAGE or self.head_dim > 256 or self.head_dim & (self.head_dim - 1):
-            return f"head_dim is {self.head_dim}; 16, 32, 64, 128 and 256 are allowed"
-        if self.heads % self.kv_heads:
-            return f"heads is {self.heads} and kv_heads {self.kv_heads}; the first must be a multiple of the second"
+        if self.head_dim not in HEAD_DIMS:
+            return f"head_dim is {self.head_dim}; {', '.join(map(str, HEAD_DIMS))} are allowed"
+        if self.heads % self.kv_heads or self.group_heads > ROWS:
+            return (f"heads is {self.heads} and kv_heads {self.kv_heads}; the first must be a multiple of the second, "
+                    f"at most {ROWS} times it")
         if self.element.pack is None:
             return f"the weights are {self.element.name}; bfloat16 and float16 are allowed"
         return ""

@@ -1,10 +1,13 @@
 """Up to eight rows of activations times a tile of eight rows of weights, by all warps of a block.
 
-A warp multiplies groups of 32 columns. Its part of the rows stays in registers for all tiles of a phase, as fragments
-of mma.m16n8k16: lane 4 * g + q has columns 8q to 8q + 7 of row g, in 16 bytes, and of the weights the same columns of
-row g. In which order the products of a sum are added is free, as long as both agree. Rows 8 to 15 are zero; with fewer
-than eight sequences the others repeat the last one. The warps' sums are added in the order of the warps: a row's result
-does not depend on the rows beside it.
+A warp multiplies groups of 64 columns. Its part of the rows stays in registers for all tiles of a phase, as fragments
+of mma.m16n8k16: lane 4 * g + q has columns 8q to 8q + 7 of both halves of a group of row g, in 16 bytes each, and of
+the weights the same columns of row g. In which order the products of a sum are added is free, as long as both agree.
+Rows 8 to 15 are zero; with fewer than eight sequences the others repeat the last one. Each half of the groups is added
+up on its own, then the warps' sums in the order of the warps: a row's result does not depend on the rows beside it.
+
+The eight lanes of a phase of a 128-bit load read two rows of weights, a multiple of 128 bytes apart. Of the odd row
+they load the second half of the group first: its banks are those that the even row leaves free.
 """
 
 from numba import float32, uint32, uint64
@@ -20,18 +23,22 @@ from labkit.kernels.reduce import ALL_LANES, ZERO
 
 TILE = ROWS * ROWS  # outputs of a tile: thread 8 * row + i adds up row's product with weights i
 NOTHING = uint32(0)  # rows 8 to 15
+HALF = GROUP // 2
+
+
+STAGE_WORDS = 8 * GROUPS  # of a lane's part of the columns of a stage
 
 
 def fragment_size(decoder: Decoder, columns: int) -> int:
     """Return the words of a lane's part of rows with so many columns."""
-    return 4 * GROUPS * -(-columns // decoder.stage_columns)
+    return STAGE_WORDS * -(-columns // decoder.stage_columns)
 
 
 def make_product(decoder: Decoder, columns: int):
-    """Make the device functions for rows of so many columns: load_rows, normalise and multiply."""
-    COLUMNS, WARPS, PITCH = columns, decoder.warps, decoder.pitch
+    """Make the device functions for rows of so many columns: load_rows, normalise, multiply, and multiply_long."""
+    COLUMNS, WARPS, STAGE, PITCH = columns, decoder.warps, decoder.stage, min(columns, decoder.stage_columns)
     ROUNDS = -(-columns // decoder.stage_columns)
-    NUM_GROUPS, FRAGMENT, THREADS = GROUPS * ROUNDS, fragment_size(decoder, columns), 32 * decoder.warps
+    FRAGMENT, THREADS = fragment_size(decoder, columns), 32 * decoder.warps
     WHOLE = columns % decoder.stage_columns == 0
     SMALL, INV_COLUMNS = small(decoder.eps), float32(1.0 / columns)
     SQUARES = WARPS * 4 * TILE  # where in scratch
@@ -39,13 +46,21 @@ def make_product(decoder: Decoder, columns: int):
     add_product, (_, add_squares, scale_pair) = ADD_PRODUCT[decoder.element], make_words(decoder.element)
 
     @cuda.jit(device=True)
+    def load_stage(fragment, j, array, start, r, warp, lane):
+        """Load this lane's part of the columns of stage r of its row, which begins at array[start], to fragment[j] and
+        on; zeros behind the last column."""
+        for n in range(GROUPS):
+            col = ((GROUPS * r + n) * WARPS + warp) * GROUP + lane % 4 * 8
+            i = start + uint64(col if WHOLE or col < COLUMNS else 0)
+            low, high = ptx.load_global4(array, i), ptx.load_global4(array, i + uint64(HALF))
+            for k in range(4):
+                fragment[j + 8 * n + k] = low[k] if WHOLE or col < COLUMNS else NOTHING
+                fragment[j + 8 * n + 4 + k] = high[k] if WHOLE or col < COLUMNS else NOTHING
+
+    @cuda.jit(device=True)
     def load_rows(fragment, array, start, warp, lane):
-        """Load this lane's part of its row, which begins at array[start]; zeros behind the last column."""
-        for n in range(NUM_GROUPS):
-            col = (n * WARPS + warp) * GROUP + lane % 4 * 8
-            words = ptx.load_global4(array, start + uint64(col if WHOLE or col < COLUMNS else 0))
-            for i in range(4):
-                fragment[4 * n + i] = words[i] if WHOLE or col < COLUMNS else NOTHING
+        for r in range(ROUNDS):
+            load_stage(fragment, STAGE_WORDS * r, array, start, r, warp, lane)
 
     @cuda.jit(device=True)
     def normalise(fragment, norm, scratch, warp, lane):
@@ -66,33 +81,71 @@ def make_product(decoder: Decoder, columns: int):
             fragment[i] = scale_pair(fragment[i], rstd, norm[i])
 
     @cuda.jit(device=True)
-    def multiply(fragment, ring, scratch, buffer, count, warp, lane):
-        """Write this warp's sums of the next tile of the ring to a buffer of scratch. Return the next count."""
-        tiles, full, empty = ring
-        acc = cuda.local.array(4, float32)
-        for i in range(4):
-            acc[i] = ZERO
-        offset = lane // 4 * PITCH + warp * GROUP + lane % 4 * 8  # of this lane in a stage
-        for r in range(ROUNDS):
-            stage, lap = stage_of(count)
-            ptx.mbarrier_wait_bounded(full, stage, lap)
-            start = stage * (ROWS * PITCH) + offset
-            for i in range(GROUPS):
-                n = GROUPS * r + i
-                if WHOLE or (n * WARPS + warp) * GROUP < COLUMNS:
-                    w = ptx.load_shared4(tiles, start + i * (WARPS * GROUP))
-                    add_product(acc, 0, fragment[4 * n], NOTHING, fragment[4 * n + 1], NOTHING, w[0], w[1])
-                    add_product(acc, 0, fragment[4 * n + 2], NOTHING, fragment[4 * n + 3], NOTHING, w[2], w[3])
-            cuda.syncwarp()  # all lanes have read the stage
-            if lane == 0:
-                ptx.mbarrier_arrive(empty, stage)
-            count = next_stage(count)
-        # Lane 4 * g + q has row g, weights 2q and 2q + 1; the other two accumulators are of rows 8 to 15.
+    def multiply_stage(fragment, j, acc, t, ring, r, count, warp, lane):
+        """acc[t : t + 8] += the product of the rows, from fragment[j] on, and of the next stage of the ring, which has
+        the columns of stage r."""
+        tiles, full, empty, _ = ring
+        is_odd = lane // 4 % 2 == 1
+        first = uint32(HALF) if is_odd else uint32(0)
+        stage, lap = stage_of(count)
+        ptx.mbarrier_wait_bounded(full, stage, lap)
+        for n in range(GROUPS):
+            if WHOLE or ((GROUPS * r + n) * WARPS + warp) * GROUP < COLUMNS:
+                start = stage * STAGE + lane // 4 * PITCH + (n * WARPS + warp) * GROUP + lane % 4 * 8
+                a, b = ptx.load_shared4(tiles, start + first), ptx.load_shared4(tiles, start + (HALF - first))
+                low, high = (b, a) if is_odd else (a, b)
+                for k in range(2):
+                    i = j + 8 * n + 2 * k
+                    add_product(acc, t, fragment[i], NOTHING, fragment[i + 1], NOTHING, low[2 * k], low[2 * k + 1])
+                    add_product(acc, t + 4, fragment[i + 4], NOTHING, fragment[i + 5], NOTHING, high[2 * k],
+                                high[2 * k + 1])
+        cuda.syncwarp()  # all lanes have read the stage
+        if lane == 0:
+            ptx.mbarrier_arrive(empty, stage)
+        return next_stage(count)
+
+    @cuda.jit(device=True)
+    def store_sums(acc, t, scratch, buffer):
+        """Lane 4 * g + q has row g, weights 2q and 2q + 1; the other accumulators are of rows 8 to 15."""
         i = buffer * (WARPS * TILE) + 2 * u32.threadIdx.x
-        scratch[i], scratch[i + 1] = acc[0], acc[1]
+        scratch[i], scratch[i + 1] = acc[t] + acc[t + 4], acc[t + 1] + acc[t + 5]
+
+    @cuda.jit(device=True)
+    def multiply(fragment, num_tiles, ring, scratch, buffer, count, warp, lane):
+        """Write this warp's sums of the next one or two tiles of the ring to as many buffers of scratch. Return the
+        next count."""
+        acc = cuda.local.array(16, float32)  # for each half of the groups: chains of products half as long
+        for i in range(16):
+            acc[i] = ZERO
+        for r in range(ROUNDS):
+            for t in range(num_tiles):
+                count = multiply_stage(fragment, STAGE_WORDS * r, acc, 8 * t, ring, r, count, warp, lane)
+        for t in range(num_tiles):
+            store_sums(acc, 8 * t, scratch, buffer + t)
         return count
 
-    return load_rows, normalise, multiply
+    @cuda.jit(device=True)
+    def multiply_long(array, start, ring, scratch, buffer, count, warp, lane):
+        """The same for two tiles and long rows, of which the columns of two stages are in registers at a time: this
+        lane's row begins at array[start]."""
+        acc = cuda.local.array(16, float32)
+        fragment = cuda.local.array(STAGE_WORDS, uint32)
+        following = cuda.local.array(STAGE_WORDS, uint32)
+        for i in range(16):
+            acc[i] = ZERO
+        load_stage(fragment, 0, array, start, uint32(0), warp, lane)
+        for r in u32.range(ROUNDS):
+            if r + 1 < ROUNDS:
+                load_stage(following, 0, array, start, r + 1, warp, lane)
+            for t in range(2):
+                count = multiply_stage(fragment, 0, acc, 8 * t, ring, r, count, warp, lane)
+            for i in range(STAGE_WORDS):
+                fragment[i] = following[i]
+        for t in range(2):
+            store_sums(acc, 8 * t, scratch, buffer + t)
+        return count
+
+    return load_rows, normalise, multiply, multiply_long
 
 
 def make_sum_warps(decoder: Decoder):

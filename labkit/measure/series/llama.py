@@ -37,7 +37,7 @@ from labkit.models.minilm_reference import cosines
 from labkit.models.safetensors import Entry, Named
 from labkit.models.step import Inputs, Piece
 
-TINY = Config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+TINY = Config(vocab_size=61, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=1, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=True)
 SEQUENCES, TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256), 1024
 COMPARED = (1, 32, 256)  # sequences at which PyTorch runs, too

@@ -11,7 +11,7 @@ from labkit.kernels.persistent.decode import Buffers, persistent_decode
 from labkit.kernels.persistent.decoder import Decoder
 from labkit.kernels.rope import rope_table
 
-SIZES = Decoder(hidden=32, heads=2, kv_heads=1, head_dim=16, mlp=64, vocab=11, eps=1e-5, scale=0.25, element=FLOAT16,
+SIZES = Decoder(hidden=64, heads=2, kv_heads=1, head_dim=32, mlp=64, vocab=11, eps=1e-5, scale=0.25, element=FLOAT16,
                 warps=1, stages=3)
 KINDS = {"norm": SIZES.hidden, "qkv": SIZES.qkv_rows * SIZES.hidden, "o": SIZES.hidden * SIZES.attended,
          "post_norm": SIZES.hidden, "gate_up": SIZES.gate_up_rows * SIZES.hidden, "down": SIZES.hidden * SIZES.mlp}
@@ -27,9 +27,9 @@ def arguments(rows=2, seed=0):
     offsets = np.array([begins[:6], [begins[7], begins[6], begins[6], 0, 0, 0]], np.uint32) // 8
     ints = {"ids": rng.integers(0, 11, rows), "positions": np.arange(rows), "slots": 16 * np.arange(rows) + np.arange(
         rows), "contexts": 1 + np.arange(rows), "page_table": np.arange(rows)[:, None]}
-    host = {"weights": weights, "offsets": offsets, "table": rope_table(32, 16, 10000.0),
+    host = {"weights": weights, "offsets": offsets, "table": rope_table(32, 32, 10000.0),
             **{name: values.astype(np.int32) for name, values in ints.items()},
-            "cache": np.zeros((2, rows * 16 * 16), np.float16), "logits": np.full((rows, 11), np.nan, np.float32)}
+            "cache": np.zeros((2, rows * 16 * 32), np.float16), "logits": np.full((rows, 11), np.nan, np.float32)}
     return {name: cuda.to_device(values) for name, values in host.items()}
 
 
@@ -44,7 +44,7 @@ def buffers():
     ("offsets", np.zeros((1, 6), np.uint32), "offsets has shape"),
     ("positions", np.zeros(3, np.int32), "positions has shape .3,.; it must be .2,."),
     ("page_table", np.zeros((2, 3), np.int32), "page_table has shape .2, 3.; 2 rows are needed, of at most 2 pages"),
-    ("cache", np.zeros((2, 100), np.float16), "cache has shape .2, 100.; it must be .2, a multiple of 256."),
+    ("cache", np.zeros((2, 100), np.float16), "cache has shape .2, 100.; it must be .2, a multiple of 512."),
     ("logits", np.zeros((2, 12), np.float32), "logits has shape"),
 ])
 def test_an_argument_that_does_not_fit_is_named(buffers, name, value, message):
@@ -53,8 +53,9 @@ def test_an_argument_that_does_not_fit_is_named(buffers, name, value, message):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"hidden": 48}, "hidden is 48; it must be a multiple of 32"), ({"head_dim": 24, "heads": 4}, "head_dim is 24"),
-    ({"heads": 2, "kv_heads": 4}, "heads is 2 and kv_heads 4")])
+    ({"hidden": 96}, "hidden is 96; it must be a multiple of 64"), ({"head_dim": 16, "heads": 8},
+                                                                  "head_dim is 16; 32, 64, 128, 256 are allowed"),
+    ({"kv_heads": 4}, "heads is 2 and kv_heads 4"), ({"heads": 18}, "at most 8 times it")])
 def test_sizes_that_it_cannot_compute(change, message):
     assert message in replace(SIZES, **change).problem()
 
