@@ -78,15 +78,7 @@ HOMES = {name: home for home, names in (
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("array_sum", "logprobs", "linear_int4", "linear_int8", "linear_fp8_weights", "quantize_rows_fp8",
-              "linear_fp8", "layernorm_bf16", "gelu_bf16", "layernorm_backward", "rmsnorm_backward",
-              "rmsnorm_backward_bf16", "gelu_backward", "gelu_backward_bf16", "swiglu_backward",
-              "swiglu_backward_bf16", "cross_entropy", "cross_entropy_bf16", "global_norm", "global_norm_bf16",
-              "adamw", "adamw_bf16", "token_embedding_backward", "token_embedding_backward_bf16",
-              "position_embedding_backward", "softmax_backward", "rope_split_backward", "rope_split_backward_bf16",
-              "linear_backward_input", "linear_backward_input_bf16", "linear_backward_weight",
-              "linear_backward_weight_bf16", "linear_backward_bias", "linear_backward_bias_bf16", "attention_training",
-              "attention_training_bf16", "attention_backward", "attention_backward_bf16")
+UNRECORDED = ("linear_fp8", "attention_backward_bf16")
 
 
 def op(name: str):
