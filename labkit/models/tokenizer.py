@@ -63,6 +63,13 @@ class Vocabulary:
         """-1 where it knows no token."""
         return max(self._tokenizer.get_vocab().values(), default=-1)
 
+    def fits(self, size: int) -> bool:
+        """Whether all ids are below `size`. As a rule none is left out, which takes half as long to find out as the
+        largest one."""
+        count = self._tokenizer.get_vocab_size()
+        none_left_out = count <= size and None not in map(self._tokenizer.id_to_token, range(count))
+        return none_left_out or self.largest_id < size
+
 
 class Tokenizer(Vocabulary):
     """Text to token ids and back, by the library `tokenizers`.
