@@ -106,7 +106,7 @@ def _add_rsqrt(cuda):
     cuda.rsqrt = rsqrt
 
 
-def _init_driver():
+def init_driver():
     """Initialize the CUDA driver, if there is one: 0.3 s, in which another thread can import the compiler."""
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
@@ -138,7 +138,7 @@ def _gpu_problem():
             return "numba-cuda is not installed"
     except ImportError as error:
         return str(error)
-    threading.Thread(target=_init_driver, daemon=True).start()  # is_available waits for it
+    threading.Thread(target=init_driver, daemon=True).start()  # is_available waits for it
     try:
         with _no_collections():
             cuda = gpu_cuda()
