@@ -36,6 +36,7 @@ def enough_workers(jobs: int) -> int:
     return min(MAX_WORKERS, cores()) if jobs >= MIN_JOBS and cores() > 1 else 0
 
 
+@kernel_cache.at_once()
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
             progress: Callable[[int, int], None] | None = None, load: bool = True) -> int:
     """Compile the needed kernels that are not cached yet, in parallel worker processes; then, unless they are for
