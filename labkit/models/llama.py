@@ -409,9 +409,9 @@ class Workspace:
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
         # x is the residual stream, summed the same in the middle of a layer whose norms are fused into products, and
         # projected what a product adds to it. Attention never writes rows of padding, but the other launches read them.
-        self.x, self.normed, self.projected = (cuda.to_device(np.zeros((tokens, C), kind)) for _ in range(3))
-        self.summed = cuda.to_device(np.zeros((min(tokens, ROWS), C), kind))
-        self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
+        self.x, self.normed, self.projected = (zeros((tokens, C), kind) for _ in range(3))
+        self.summed = zeros((min(tokens, ROWS), C), kind)
+        self.q, self.attended = (zeros((tokens, H, D), kind) for _ in range(2))
         self.qkv = cuda.device_array((tokens, config.qkv), kind)  # (T, (H + 2K) * D)
         self.gated = cuda.device_array((tokens, config.intermediate_size), kind)
         if config.quantization_config is not None:  # with SwiGLU in a launch of its own

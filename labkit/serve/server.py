@@ -254,6 +254,8 @@ def ready_message(service: Service, url: str) -> str:
 def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread:
     """The model in an engine whose kernels are compiled, with MiniLM if its weights are on this machine."""
     from labkit import device
+
+    device.begin_context()
     from labkit.engine.llm_engine import LLMEngine
     from labkit.engine.load_runner import load_runner
     from labkit.models import weights
