@@ -107,7 +107,8 @@ def _add_rsqrt(cuda):
 
 
 def init_driver():
-    """Initialize the CUDA driver, if there is one: 0.3 s, in which another thread can import the compiler."""
+    """Initialize the CUDA driver, if there is one. That takes a while, in which another thread can import the
+    compiler."""
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
 
@@ -178,8 +179,9 @@ def on_gpu() -> bool:
 
 
 def begin_context():
-    """Create the GPU's context in a thread, 0.2 s of work for the driver, while this one goes on importing. Whoever
-    needs it waits for it, and gets the error if there is one."""
+    """Create the GPU's context in a thread, while this one goes on importing. The first to use it waits for it, and
+    gets the error if there is one."""
+
     def create():
         with contextlib.suppress(Exception):
             gpu_cuda().current_context()

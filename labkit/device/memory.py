@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterable
+import queue
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -27,19 +27,38 @@ def zeros(shape, dtype):
 
 def copy_pieces(array, makers: Iterable[Callable[[], tuple[int, np.ndarray]]]) -> None:
     """Copy to a device array of bytes what each maker returns, an offset and at most PIECE bytes. The makers run in
-    THREADS threads, each with pinned memory of its own: what is pageable, a GPU's driver copies in a single thread, at
-    a tenth of the bus's rate."""
-    own = threading.local()
+    THREADS threads, which on a GPU copy through pinned memory: the driver copies pageable memory in a single thread,
+    slower than the bus."""
+    staging = queue.SimpleQueue()
 
     def copy(make: Callable[[], tuple[int, np.ndarray]]) -> None:
         offset, piece = make()
-        target = array[offset : offset + piece.size]
-        if device.on_gpu():
-            if not hasattr(own, "pinned"):
-                own.pinned = cuda.pinned_array(PIECE, np.uint8)
-            own.pinned[: piece.size] = piece
-            piece = own.pinned[: piece.size]
-        target.copy_to_device(piece)
+        if not device.on_gpu():
+            array[offset : offset + piece.size].copy_to_device(piece)
+            return
+        pinned = staging.get()
+        try:
+            pinned[: piece.size] = piece
+            _copy_bytes(pinned[: piece.size], array, offset)
+        finally:
+            staging.put(pinned)
 
-    for _ in made_ahead((functools.partial(copy, make) for make in makers), THREADS):
+    def copies() -> Iterator[Callable]:
+        for index, make in enumerate(makers):
+            if index < THREADS and device.on_gpu():
+                staging.put(cuda.pinned_array(PIECE, np.uint8))
+            yield functools.partial(copy, make)
+
+    for _ in made_ahead(copies(), THREADS):
         pass
+
+
+def _copy_bytes(host: np.ndarray, array, offset: int) -> None:
+    """Copy to a device array's bytes from `offset` on, as several threads may at once. They must not take slices of the
+    array: the compilers count who refers to its memory without a lock."""
+    from cuda.bindings import driver
+
+    cuda.current_context()  # makes it the thread's, too
+    (error,) = driver.cuMemcpyHtoD(array.device_ctypes_pointer.value + offset, host.ctypes.data, host.nbytes)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{host.nbytes:,} bytes could not be copied to the device: {error.name}")
