@@ -85,12 +85,13 @@ _of_thread = threading.local()  # fingerprint: that of all its keys, within at_o
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Visit what several kernels of the block refer to only once. It must not change meanwhile."""
+    """Compute the keys in the block from one fingerprint, which visits what several kernels refer to once. None of that
+    may change in the block."""
     _of_thread.fingerprint = Fingerprint()
     try:
         yield
     finally:
-        del _of_thread.fingerprint
+        _of_thread.fingerprint = None
 
 
 def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
@@ -104,6 +105,7 @@ def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
     for function in fingerprint.device_functions:
         if function in _first_fingerprints and _first_fingerprints[function] != fingerprint.of(function):
             raise Uncacheable(f"{function.__name__}, which was compiled before what it refers to changed")
+    fingerprint.device_functions.clear()  # those of other keys need no second look
     return key
 
 
