@@ -45,8 +45,8 @@ def copy_pieces(array, makers: Iterable[Callable[[], tuple[int, np.ndarray]]]) -
 
     def copies() -> Iterator[Callable]:
         for index, make in enumerate(makers):
-            if index < THREADS and device.on_gpu():
-                staging.put(cuda.pinned_array(PIECE, np.uint8))
+            if device.on_gpu() and index < THREADS and index * PIECE < array.size:
+                staging.put(cuda.pinned_array(min(PIECE, array.size), np.uint8))
             yield functools.partial(copy, make)
 
     for _ in made_ahead(copies(), THREADS):
