@@ -4,9 +4,13 @@ LABKIT_DEVICE=auto|gpu|cpu chooses; auto takes a GPU that works, else the CPU de
 numba_cuda_mlir.cuda in the place of numba.cuda (labkit.device.compiler).
 """
 
+import contextlib
+import ctypes
 import functools
+import gc
 import math
 import os
+import threading
 from dataclasses import dataclass
 
 REQUESTS = ("auto", "gpu", "cpu")
@@ -102,6 +106,27 @@ def _add_rsqrt(cuda):
     cuda.rsqrt = rsqrt
 
 
+def init_driver():
+    """Initialize the CUDA driver, if there is one. That takes a while, in which another thread can import the
+    compiler."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+
+@contextlib.contextmanager
+def _no_collections():
+    """Collect no garbage in the block, and never traverse what it leaves. A compiler makes so many objects as it is
+    imported that collections take 0.1 s and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
 def _gpu_problem():
     """Why no compiler's cuda can run here, as a sentence; None if one can. Raises ValueError for an unknown
     LABKIT_COMPILER."""
@@ -114,8 +139,10 @@ def _gpu_problem():
             return "numba-cuda is not installed"
     except ImportError as error:
         return str(error)
+    threading.Thread(target=init_driver, daemon=True).start()  # is_available waits for it
     try:
-        cuda = gpu_cuda()
+        with _no_collections():
+            cuda = gpu_cuda()
         if cuda.is_available():
             return None
         reason = cuda.cuda_error()
@@ -149,6 +176,18 @@ def kind() -> str:
 def on_gpu() -> bool:
     """True if kernels run on a GPU."""
     return kind() == "gpu"
+
+
+def begin_context():
+    """Create the GPU's context in a thread, while this one goes on importing. The first to use it waits for it, and
+    gets the error if there is one."""
+
+    def create():
+        with contextlib.suppress(Exception):
+            gpu_cuda().current_context()
+
+    if on_gpu():
+        threading.Thread(target=create, daemon=True).start()
 
 
 def name() -> str:

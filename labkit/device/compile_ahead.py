@@ -26,7 +26,6 @@ from labkit import device
 from labkit._common.cores import cores
 from labkit.device import compile_target, compiler, gpu_kernels, kernel_cache
 from labkit.device.kernel_key import instruction_name
-from labkit.simt.kernel import Kernel
 
 MIN_JOBS = 3  # for fewer, no worker is started: starting one takes as long as compiling two
 MAX_WORKERS = 16
@@ -37,6 +36,7 @@ def enough_workers(jobs: int) -> int:
     return min(MAX_WORKERS, cores()) if jobs >= MIN_JOBS and cores() > 1 else 0
 
 
+@kernel_cache.at_once()
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
             progress: Callable[[int, int], None] | None = None, load: bool = True) -> int:
     """Compile the needed kernels that are not cached yet, in parallel worker processes; then, unless they are for
@@ -47,7 +47,8 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     KeyboardInterrupt stops the workers; kernels they have cached stay.
     """
     needed = list(needed)
-    if of_cpu_device := [item for item in needed if isinstance(item[0], Kernel)]:
+    # Those of labkit.simt, by a method that only they have: on a GPU their class would be imported for nothing.
+    if of_cpu_device := [item for item in needed if hasattr(item[0], "compile_for")]:
         return _prepare_cpu(of_cpu_device, workers, progress)
     if not needed or kernel_cache.store() is None:
         return 0

@@ -17,9 +17,12 @@ several processes may write at once, for a file appears only when it is whole.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -77,6 +80,18 @@ def stats() -> Stats:
 # A device function keeps what it was first compiled to, whatever becomes of the globals it refers to: these are the
 # fingerprints from then. A kernel that calls one that has changed since is not what its key says.
 _first_fingerprints: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_of_thread = threading.local()  # fingerprint: that of all its keys, within at_once
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Compute the keys in the block from one fingerprint, which visits what several kernels refer to once. None of that
+    may change in the block."""
+    _of_thread.fingerprint = Fingerprint()
+    try:
+        yield
+    finally:
+        _of_thread.fingerprint = None
 
 
 def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
@@ -85,11 +100,12 @@ def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
     missing = [name for name, file in compiler_files().items() if not file]
     if missing:
         raise Uncacheable(f"what compiles is not known: {missing[0]} was not found")
-    fingerprint = Fingerprint()
+    fingerprint = getattr(_of_thread, "fingerprint", None) or Fingerprint()
     key = key_of(kernel, argument_types, capability, fingerprint)
     for function in fingerprint.device_functions:
         if function in _first_fingerprints and _first_fingerprints[function] != fingerprint.of(function):
             raise Uncacheable(f"{function.__name__}, which was compiled before what it refers to changed")
+    fingerprint.device_functions.clear()  # those of other keys need no second look
     return key
 
 

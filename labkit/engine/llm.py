@@ -19,6 +19,7 @@ from numbers import Integral
 
 import numpy as np
 
+from labkit import device
 from labkit._common.errors import short
 from labkit.engine import vllm
 from labkit.engine.block_manager import BlockManager
@@ -58,6 +59,7 @@ class LLM:
                             num_pages=num_pages, enforce_eager=enforce_eager, compiling=compiling)
         runner = model
         if isinstance(model, str | os.PathLike):
+            device.begin_context()
             from labkit.engine.load_runner import load_runner
 
             runner, own = load_runner(os.fspath(model), **sizes, **of_runner)

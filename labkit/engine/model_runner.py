@@ -79,9 +79,6 @@ class ModelRunner:
         self._graphs: OrderedDict[Kind, object] = OrderedDict()  # None: a kind that came once and is not captured yet
         self._compiling, self._prepared, self._all_prepared = compiling, set(), False
         self._builder = BatchBuilder(max_num_seqs, layout.max_pages)
-        self._cache = Cache(config, num_pages, model.dtype)
-        self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
-                                                 config.num_key_value_heads * PAGE * config.head_dim)
         self._workspace = Workspace(config, rows, self._sequences, model.dtype)
         self._memory = cuda.device_array(layout.size, np.int32)
         self._last = cuda.to_device(np.zeros(max_num_seqs + 1, np.int32))  # by slot; the last one is for padding
@@ -93,6 +90,10 @@ class ModelRunner:
         self._stream = cuda.stream()
         self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(self._sequences, np.int32),
                        cuda.pinned_array((self._sequences, logprobs.COLUMNS), np.float32)) for _ in range(IN_FLIGHT)]
+        # After all copies to the device: the next one waits until the cache, most of its memory, is filled with zeros.
+        self._cache = Cache(config, num_pages, model.dtype)
+        self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
+                                                 config.num_key_value_heads * PAGE * config.head_dim)
         self._launched = 0
         self._last_kind: Kind | None = None
         self._views = functools.lru_cache(maxsize=256)(self._device_views)

@@ -129,7 +129,8 @@ def missing(*kernels) -> str:
 @functools.cache  # launchers ask at each launch
 def _missing(capability: tuple[int, int], shared_per_block: int, kernels: tuple) -> str:
     shared = max(getattr(launches.built(kernel), "shared_bytes", 0) for kernel in kernels)
-    return needs.lacks(capability, needs.of(*kernels)) or gpus.lacks_shared(shared)
+    needed = None if needs.has_all(capability) else needs.of(*kernels)
+    return needs.lacks(capability, needed) or gpus.lacks_shared(shared)
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit._common.chunks import CHUNK, made_ahead
-from labkit.device.memory import zeros
+from labkit._common.chunks import made_ahead
+from labkit.device.memory import PIECE, copy_pieces, zeros
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models.safetensors import Named
 
 ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
+CHECKED = 1 << 19  # elements at a time, so that what is computed of them stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def _not_finite(part: np.ndarray) -> np.ndarray:
     return part & np.uint16(0x7F80) == 0x7F80 if part.dtype == np.uint16 else ~np.isfinite(part)
 
 
-def _check_finite(tensor: np.ndarray, name: str) -> None:
-    flat = tensor.reshape(-1)
-    if not any(_not_finite(flat[begin : begin + CHUNK]).any() for begin in range(0, flat.size, CHUNK)):
+def _check_finite(piece: np.ndarray, flat: np.ndarray, name: str) -> None:
+    """Raise ValueError if a number of `piece` is not finite; the message counts those of the whole tensor, `flat`."""
+    if not any(_not_finite(piece[begin : begin + CHECKED]).any() for begin in range(0, piece.size, CHECKED)):
         return
     nonfinite = flat[_not_finite(flat)]
     first, kind = nonfinite[0], flat.dtype
@@ -116,19 +117,25 @@ class Blob(Named):
                   for name, (source, is_bf16) in sources.items()}
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
         self.buffer = zeros(max(self.nbytes, 1), np.uint8)  # the padding between tensors is zero
+
         def host_array(name: str) -> np.ndarray:
             source, is_bf16 = sources[name]
             array = source.make() if isinstance(source, LazyTensor) else source
-            part = np.ascontiguousarray(converted(array, dtype, is_bf16), self.entries[name].dtype).reshape(-1)
-            if finite:
-                _check_finite(part, names[name])
-            return part
+            return np.ascontiguousarray(converted(array, dtype, is_bf16), self.entries[name].dtype).reshape(-1)
 
-        for name, part in zip(sources, made_ahead(functools.partial(host_array, name) for name in sources),
-                              strict=True):
-            entry = self.entries[name]
-            if part.size:
-                self.buffer[entry.offset : entry.offset + entry.nbytes].copy_to_device(part.view(np.uint8))
+        def checked(name: str, flat: np.ndarray, begin: int) -> tuple[int, np.ndarray]:
+            piece = flat[begin : begin + PIECE // flat.itemsize]
+            if finite:
+                _check_finite(piece, flat, names[name])
+            return self.entries[name].offset + begin * flat.itemsize, piece.view(np.uint8)
+
+        def makers() -> Iterator[Callable]:
+            arrays = made_ahead(functools.partial(host_array, name) for name in sources)
+            for name, flat in zip(sources, arrays, strict=True):
+                for begin in range(0, flat.size, PIECE // flat.itemsize):
+                    yield functools.partial(checked, name, flat, begin)
+
+        copy_pieces(self.buffer, makers())
         self._views: dict = {}
 
     def __getitem__(self, name: str):

@@ -317,7 +317,7 @@ def arranged(
             quantized[merged] = stacked(layers)
 
     result = {param: LazyTensor(expected[param], dtype, functools.partial(read, param)) for param in names}
-    gate_up = ()
+    gate_up_rows = 0
     for layer in range(config.num_hidden_layers):
         prefix = f"layers.{layer}."
         for kind in ("weight", "bias"):
@@ -326,8 +326,10 @@ def arranged(
                 shape = (config.qkv, *expected[parts[0]][1:])
                 merge(parts, f"{prefix}self_attn.qkv_proj.{kind}", shape, np.concatenate)
         parts = [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
-        gate_up = gate_up or arrange_gate_up(*(np.empty(expected[part], dtype) for part in parts)).shape
-        merge(parts, f"{prefix}mlp.gate_up_proj.weight", gate_up, lambda arrays: arrange_gate_up(*arrays))
+        rows, columns = expected[parts[0]]
+        gate_up_rows = gate_up_rows or len(arrange_gate_up(*(np.empty((rows, 1), dtype) for _ in parts)))
+        merge(parts, f"{prefix}mlp.gate_up_proj.weight", (gate_up_rows, columns),
+              lambda arrays: arrange_gate_up(*arrays))
     for param, tensor in quantized.items():
         if tensor.shape[1] % 8:
             raise ValueError(f"{param} has {tensor.shape[1]} columns; quantised weights need a multiple of 8")
@@ -407,9 +409,9 @@ class Workspace:
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
         # x is the residual stream, summed the same in the middle of a layer whose norms are fused into products, and
         # projected what a product adds to it. Attention never writes rows of padding, but the other launches read them.
-        self.x, self.normed, self.projected = (cuda.to_device(np.zeros((tokens, C), kind)) for _ in range(3))
-        self.summed = cuda.to_device(np.zeros((min(tokens, ROWS), C), kind))
-        self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
+        self.x, self.normed, self.projected = (zeros((tokens, C), kind) for _ in range(3))
+        self.summed = zeros((min(tokens, ROWS), C), kind)
+        self.q, self.attended = (zeros((tokens, H, D), kind) for _ in range(2))
         self.qkv = cuda.device_array((tokens, config.qkv), kind)  # (T, (H + 2K) * D)
         self.gated = cuda.device_array((tokens, config.intermediate_size), kind)
         if config.quantization_config is not None:  # with SwiGLU in a launch of its own

@@ -68,10 +68,9 @@ def load(name: str = TINY, kernels=None, path: Path | None = None, dtype="auto",
     except (TypeError, ValueError) as error:
         raise UserError(f"{name}: {error}") from None
     with reading(path, NEEDED):
-        config = shape.read(path / CONFIG)
+        config, tokenizer = shape.read(path / CONFIG), Tokenizer.of(path)
+        check_vocabulary(path, tokenizer, config.vocab_size)
         model = on_device(path, lambda weights: architecture(config, weights, kernels=kernels, dtype=dtype, **options))
-        tokenizer = Tokenizer.of(path)
-    check_vocabulary(path, tokenizer, config.vocab_size)
     return Loaded(name, path, model, tokenizer, time.perf_counter() - start)
 
 
@@ -109,7 +108,7 @@ def on_device(path: Path, model: Callable[[Mapping[str, np.ndarray]], object]):
 
 def check_vocabulary(path: Path, tokenizer, size: int) -> None:
     """Raise UserError if the tokenizer has tokens outside the model's vocabulary."""
-    if tokenizer.largest_id >= size:
+    if not tokenizer.fits(size):
         raise UserError(f"{path}: the tokenizer has tokens up to {tokenizer.largest_id:,}, the model those below its "
                         f"vocab_size, {size:,}")
 

@@ -6,5 +6,6 @@ engine_process          the same in a separate process
 app, gate, service      the web application; checks before each request; state shared by all answers
 completions, embeddings the endpoints; protocol, errors: their schemas and errors; streaming: their event streams
 metrics, settings       counters, and every limit
-server                  uvicorn, model loading, and signals
+loading                 the model, where the engine runs
+server                  uvicorn, and signals
 """

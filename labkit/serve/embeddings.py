@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from labkit._common.errors import short
-from labkit.serve.engine_thread import EngineThread
 from labkit.serve.errors import ApiError
+from labkit.serve.loading import embed
 from labkit.serve.protocol import EmbeddingBody
 from labkit.serve.service import Service, unknown_model
 from labkit.serve.streaming import unless_gone
@@ -52,11 +52,6 @@ async def embeddings(request: Request) -> Response:
         "object": "list", "model": body.model,
         "data": [{"object": "embedding", "index": index, "embedding": encode(row)} for index, row in enumerate(rows)],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
-
-
-def embed(thread: EngineThread, batch: list[str]) -> tuple[np.ndarray, int]:
-    """In the engine's thread: the rows, and the tokens of all texts."""
-    return thread.encoder.encode(batch), sum(map(len, thread.encoder.tokenizer.encode(batch)))
 
 
 async def embedded(service: Service, texts: list[str]) -> tuple[list[np.ndarray], int]:

@@ -112,6 +112,33 @@ def test_options_of_a_device_function_are_part_of_the_key(cuda):
     assert len({key_with(), key_with(fastmath=True), key_with(inline="always"), key_with(forceinline=True)}) == 4
 
 
+def test_keys_computed_at_once_are_the_same_and_visit_what_kernels_share_once(cuda, monkeypatch):
+    @cuda.jit(device=True)
+    def shared(x):
+        return x * 2
+
+    def kernel_with(add):
+        @cuda.jit
+        def add_kernel(a):
+            a[0] = shared(a[0]) + add
+
+        return add_kernel
+
+    def keys():
+        return [kernel_cache.key_for(kernel, vector(cuda), CAPABILITY) for kernel in kernels]
+
+    kernels, visited, original = [kernel_with(add) for add in (1, 2)], [], kernel_cache.Fingerprint.function
+    monkeypatch.setattr(kernel_cache.Fingerprint, "function",
+                        lambda self, function: visited.append(function) or original(self, function))
+    apart = keys()
+    assert visited.count(shared.py_func) == 2
+    visited.clear()
+    with kernel_cache.at_once():
+        assert keys() == keys() == apart
+    assert visited.count(shared.py_func) == visited.count(kernels[0].py_func) == 1
+    assert keys() == apart and visited.count(shared.py_func) == 3
+
+
 def test_a_damaged_kernel_is_compiled_anew(cuda, tmp_path):
     scale_by(cuda, 2).compile(vector(cuda))
     (file,) = (tmp_path / "kernels").iterdir()

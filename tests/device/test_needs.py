@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import cuda, ptx
-from labkit.device import needs
+from labkit.device import gpus, needs
 
 
 @cuda.jit(device=True)
@@ -50,3 +50,7 @@ def test_a_branch_that_only_the_launch_decides_counts():
 ])
 def test_what_a_gpu_lacks(capability, needed, why):
     assert needs.lacks(capability, needed) == why
+
+
+def test_only_compute_capability_9_0_has_every_instruction():
+    assert [gpu for gpu in gpus.SUPPORTED if needs.has_all(gpu)] == [(9, 0)]

@@ -10,6 +10,7 @@ from safetensors import numpy as library
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.residual_add import residual_add_vectorized
+from labkit.models import blob as blobs
 from labkit.models.blob import ALIGNMENT, Blob, LazyTensor, layout
 from labkit.models.safetensors import read
 
@@ -128,3 +129,14 @@ def test_what_is_made_later_is_made_once_and_checked():
     wrong = LazyTensor((2,), np.dtype(np.float32), lambda: np.array([1, np.inf], np.float32))
     with pytest.raises(ValueError, match="b: 1 of its 2 numbers are not finite"):
         Blob({"b": wrong}, finite=True)
+
+
+def test_a_tensor_of_many_pieces_arrives_and_is_checked_as_one(monkeypatch):
+    monkeypatch.setattr(blobs, "PIECE", 64)  # bytes
+    values = np.random.default_rng(1).standard_normal((7, 143)).astype(np.float32)
+    blob = Blob({"few": values[:1, :3], "many": values}, finite=True)
+    np.testing.assert_array_equal(blob["few"].copy_to_host(), values[:1, :3])
+    np.testing.assert_array_equal(blob["many"].copy_to_host(), values)
+    values[[0, 3, 6], [1, 50, 142]] = np.nan
+    with pytest.raises(ValueError, match="many: 3 of its 1,001 numbers are not finite in float32, the first is nan"):
+        Blob({"many": values}, finite=True)

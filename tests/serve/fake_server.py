@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from labkit.serve import server
+from labkit.serve import loading, server
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
 from tests.serve.serving import fake_engine
@@ -25,7 +25,7 @@ def load(settings, doing):
 
 def load_tiny(settings, doing):
     doing(f"in process {os.getpid()}")
-    thread = server.load_model(settings, doing)
+    thread = loading.load_model(settings, doing)
     doing(f"{gc.get_freeze_count()} objects are exempt from collections")
     thread.control("delay_s", 0.02)
     return thread

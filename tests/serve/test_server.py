@@ -16,7 +16,7 @@ import pytest
 from labkit import device
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.serve import server
+from labkit.serve import loading, server
 from labkit.serve.settings import Settings
 from tests.serve.serving import until
 
@@ -201,4 +201,4 @@ def test_a_port_that_is_taken_is_named():
 def test_an_option_that_cannot_be_is_refused_in_a_sentence(option, message):
     (name,) = option
     with pytest.raises(UserError, match=f"^{name} is 1000000000; {message}"):
-        server.load_model(Settings(**option), lambda text: None)
+        loading.load_model(Settings(**option), lambda text: None)

@@ -104,10 +104,12 @@ def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
                             f"{getattr(array, 'shape', None)}")
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(f"gate is {gate.dtype} of shape {gate.shape}, up {up.dtype} of {up.shape}; they must be alike")
-    groups = -(-gate.shape[0] // GROUP)
-    missing_rows = groups * GROUP - gate.shape[0]
-    both = [np.pad(rows, ((0, missing_rows), (0, 0))).reshape(groups, GROUP, -1) for rows in (gate, up)]
-    return np.stack(both, axis=1).reshape(2 * GROUP * groups, -1)
+    (N, K), whole = gate.shape, gate.shape[0] // GROUP
+    both = np.zeros((-(-N // GROUP), 2, GROUP, K), gate.dtype)
+    for index, rows in enumerate((gate, up)):
+        both[:whole, index] = rows[: whole * GROUP].reshape(whole, GROUP, K)
+        both[whole:, index, : N % GROUP] = rows[whole * GROUP :]
+    return both.reshape(-1, K)
 
 
 def _pick(x, weight, out, bias, swiglu: bool = False):

@@ -372,6 +372,46 @@ print(json.dumps({"tokens": len(output.outputs[0].token_ids), "prompt_tokens": l
                   "pages": llm.stats().pages, "import_s": imported - began, "load_s": loaded - imported,
                   "first_token_s": time.perf_counter() - loaded}), flush=True)
 """
+# The same, one part after another: how long each takes where none runs in a thread beside others. "runner" includes
+# "cache", "load" all from "tokenizer" to "engine", and "first_token" what comes after that.
+PARTS = """
+import functools, json, sys, time
+seconds = {}
+
+def timed(name, work):
+    @functools.wraps(work)
+    def wrapper(*args, **options):
+        began = time.perf_counter()
+        try:
+            return work(*args, **options)
+        finally:
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+    return wrapper
+
+def imports():
+    import tokenizers
+    from labkit.engine import llm, load_runner
+
+from labkit import device
+timed("driver", device.init_driver)()
+timed("compiler", device.on_gpu)()
+timed("imports", imports)()
+from labkit import cuda
+timed("context", cuda.current_context)()
+
+from labkit.engine import LLM, SamplingParams, llm_engine, model_runner
+from labkit.models import blob, llama, load, tokenizer
+for name, owner, work in (
+        ("tokenizer", tokenizer.Tokenizer, "of"), ("tokenizer", load, "check_vocabulary"),
+        ("weights", blob.Blob, "__init__"), ("rope_table", llama, "rope_table"), ("cache", llama.Cache, "__init__"),
+        ("runner", model_runner.ModelRunner, "__init__"), ("engine", llm_engine.LLMEngine, "__init__"),
+        ("kernels", model_runner.ModelRunner, "_compile_ahead"), ("graph", model_runner.ModelRunner, "_keep_graph")):
+    setattr(owner, work, timed(name, getattr(owner, work)))
+llm = timed("load", LLM)(sys.argv[1])
+params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+timed("first_token", next)(llm.stream(sys.argv[2], params))
+print(json.dumps(seconds), flush=True)
+"""
 
 
 def write_checkpoint(folder: Path, config: Config) -> int:
@@ -395,29 +435,32 @@ def write_checkpoint(folder: Path, config: Config) -> int:
 
 def engine_start(runs: int = 2) -> dict:
     """Seconds from the start of a process to the first token: `first_run` compiles what no cache has kept, `seconds` is
-    the second. The file was just written, so that it lies in the host's memory."""
+    the second. The file was just written, so that it lies in the host's memory. alone: the seconds of each part, if
+    none overlaps with another."""
     config, started_runs = config_here(), []
     prompt = " ".join(f"w{i}" for i in np.random.default_rng(9).integers(0, config.vocab_size, 12))
     with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
         nbytes = write_checkpoint(Path(name), config)
         say(f"engine_start: a checkpoint of {nbytes / 1e9:.2f} GB written")
         for run in range(runs):
-            started_runs.append(_started([name, prompt], RUN_S if run else FIRST_RUN_S))
+            started_runs.append(_started(CHILD, [name, prompt], RUN_S if run else FIRST_RUN_S))
             say(f"engine_start: run {run + 1}: {started_runs[-1]}")
+        alone = _started(PARTS, [name, prompt], RUN_S)
+        say(f"engine_start: {alone}")
     last = started_runs[-1]
     return measure.stamped({"weights": "random", "shape": config.size, "bytes": nbytes, "prompt": len(prompt.split()),
-                            "seconds": last.pop("seconds"), "parts": last,
+                            "seconds": last.pop("seconds"), "parts": last, "alone": alone,
                             "first_run_seconds": started_runs[0].get("seconds")})
 
 
-def _started(arguments: list[str], limit_s: float) -> dict:
-    """The child's own times, and from its start until its line came."""
+def _started(program: str, arguments: list[str], limit_s: float) -> dict:
+    """The program's own times, and from the start of its process until its line came."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                    "LABKIT_DEVICE": device.kind(),
                    "PYTHONDONTWRITEBYTECODE": ""}  # a second start finds the bytecode of the first
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         began = time.perf_counter()
-        child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, stderr=errors,
+        child = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=errors,
                                  text=True, env=environment)
         limit = threading.Timer(limit_s, child.kill)
         limit.start()

@@ -112,18 +112,17 @@ def test_the_start_of_a_process_until_its_first_token():
     assert parts["tokens"] == 1 and parts["prompt_tokens"] == 12 == taken["prompt"]
     assert taken["seconds"] > parts["import_s"] + parts["load_s"] + parts["first_token_s"] > 0
     assert taken["first_run_seconds"] > 0
+    alone = taken["alone"]
+    assert alone["load"] > alone["tokenizer"] + alone["weights"] + alone["runner"] > 0 < alone["kernels"]
     assert validate.problems(made_up.recording(engine_start=taken)) == []
 
 
-def test_a_process_that_fails_or_hangs_says_so(monkeypatch):
-    monkeypatch.setattr(series, "CHILD", "raise SystemExit('no such model')")
+def test_a_process_that_fails_or_hangs_says_so():
     with pytest.raises(RuntimeError, match="ended with 1 after .* no such model"):
-        series._started([], 20)
-    monkeypatch.setattr(series, "CHILD", "import time; time.sleep(30)")
+        series._started("raise SystemExit('no such model')", [], 20)
     with pytest.raises(RuntimeError, match="no first token; the process ended with -9"):
-        series._started([], 0.3)
-    monkeypatch.setattr(series, "CHILD", "import json, os; print(json.dumps({'device': os.environ['LABKIT_DEVICE']}))")
-    found = series._started([], 20)
+        series._started("import time; time.sleep(30)", [], 0.3)
+    found = series._started("import json, os; print(json.dumps({'device': os.environ['LABKIT_DEVICE']}))", [], 20)
     assert found["device"] == device.kind() and found["seconds"] > 0
 
 
