@@ -37,6 +37,12 @@ def serve(
         int | None, typer.Option("--max-model-len", help="Maximum tokens in a prompt and its answer together.", min=2)
     ] = None,
     dtype: Dtype = "auto",
+    one_kernel: Annotated[
+        bool, typer.Option("--one-kernel", help="Compute a step of up to eight sequences in a single launch, which is "
+                                                "faster; needs compute capability 9.0. Where two tokens are almost "
+                                                "equally likely, an answer can depend on how many others are written "
+                                                "at the time.")
+    ] = False,
     engine_process: Annotated[
         bool | None,
         typer.Option("--engine-process/--no-engine-process", show_default=False,
@@ -83,7 +89,7 @@ def serve(
     try:
         settings = Settings(model=model, host=host, port=port, api_key=api_key, max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-                            dtype=dtype, engine_process=engine_process, max_waiting=max_waiting,
+                            dtype=dtype, one_kernel=one_kernel, engine_process=engine_process, max_waiting=max_waiting,
                             max_connections=max_connections, deadline_s=deadline,
                             allow_origins=tuple(allow_origin or ()), window_control=window_control)
     except ValueError as error:

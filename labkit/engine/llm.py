@@ -39,24 +39,25 @@ Message = dict[str, str]  # {"role": ..., "content": ...}
 class LLM:
     """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
 
-    dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager, compiling: of a model that is loaded by its
-    name; see labkit.engine.load_runner and ModelRunner. The others: of LLMEngine. What else vLLM's LLM takes is named
-    in labkit.engine.vllm: it has no effect here, or is refused. Options are checked before anything is loaded: see
-    labkit.engine.options.
+    dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager, compiling, one_kernel: of a model that is
+    loaded by its name; see labkit.engine.load_runner and ModelRunner. The others: of LLMEngine. What else vLLM's LLM
+    takes is named in labkit.engine.vllm: it has no effect here, or is refused. Options are checked before anything is
+    loaded: see labkit.engine.options.
     """
 
     def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
                  max_num_batched_tokens: int = 2048, dtype: str = "auto", max_model_len: int | None = None,
                  gpu_memory_utilization: float = 0.9, num_pages: int | None = None, enforce_eager: bool = False,
-                 compiling: Callable[[int, int], None] | None = None, enable_prefix_caching: bool | None = True,
-                 seed: int | None = 0, overlap: bool = True, scheduler: type[Scheduler] = Scheduler,
-                 blocks: Callable[..., BlockManager] = BlockManager):
+                 compiling: Callable[[int, int], None] | None = None, one_kernel: bool = False,
+                 enable_prefix_caching: bool | None = True, seed: int | None = 0, overlap: bool = True,
+                 scheduler: type[Scheduler] = Scheduler, blocks: Callable[..., BlockManager] = BlockManager):
         checked(model=model, tokenizer=tokenizer)
         sizes = checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         of_engine = checked(enable_prefix_caching=enable_prefix_caching, seed=seed, overlap=overlap,
                             scheduler=scheduler, blocks=blocks)
         of_runner = checked(dtype=dtype, max_model_len=max_model_len, gpu_memory_utilization=gpu_memory_utilization,
-                            num_pages=num_pages, enforce_eager=enforce_eager, compiling=compiling)
+                            num_pages=num_pages, enforce_eager=enforce_eager, compiling=compiling,
+                            one_kernel=one_kernel)
         runner = model
         if isinstance(model, str | os.PathLike):
             device.begin_context()

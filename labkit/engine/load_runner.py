@@ -19,16 +19,17 @@ CPU_CACHE = 1 << 28  # bytes of K and V on the CPU device
 WORKING = 2 << 30  # bytes of a GPU's memory that are left for activations, logits and graphs
 
 
-def load_runner(name: str, *, dtype: str = "auto", **options) -> tuple[ModelRunner, Tokenizer]:
-    """A model by its name, as labkit.models.load takes it, and its tokenizer. options: of runner_of. Raises UserError
-    for a model that has no pages."""
-    checked(dtype=dtype, **options)
+def load_runner(name: str, *, dtype: str = "auto", one_kernel: bool = False,
+                **options) -> tuple[ModelRunner, Tokenizer]:
+    """A model by its name, as labkit.models.load takes it, and its tokenizer. one_kernel: of Llama. options: of
+    runner_of. Raises UserError for a model that has no pages, or that one kernel cannot compute."""
+    checked(dtype=dtype, one_kernel=one_kernel, **options)
     path = folder(name)
     with reading(path, CONFIG):
         _, architecture = ARCHITECTURES[model_type(path)]
     if not issubclass(architecture, Llama):
         raise UserError(f"{name} is a {architecture.__name__}; the engine runs Llama and Qwen3")
-    loaded = load(name, path=path, dtype=dtype)
+    loaded = load(name, path=path, dtype=dtype, one_kernel=one_kernel)
     return runner_of(loaded.model, **options), loaded.tokenizer
 
 

@@ -65,6 +65,7 @@ CHECKS = {
                                       allowed="more than 0 and at most 1"),
     "num_pages": _or_none(partial(integer, minimum=1, maximum=2**31 - 1)),
     "enforce_eager": boolean,
+    "one_kernel": boolean,
     "compiling": _or_none(_check_callable),
     "pad_prompts": _or_none(boolean),
     "enable_prefix_caching": _or_none(boolean, True),

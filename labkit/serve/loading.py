@@ -30,8 +30,8 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
     doing(f"{settings.model} is being loaded")
     try:
         runner, tokenizer = load_runner(
-            settings.model, dtype=settings.dtype, max_num_seqs=slots, max_num_batched_tokens=token_budget,
-            max_model_len=settings.max_model_len, compiling=lambda done, of: doing(
+            settings.model, dtype=settings.dtype, one_kernel=settings.one_kernel, max_num_seqs=slots,
+            max_num_batched_tokens=token_budget, max_model_len=settings.max_model_len, compiling=lambda done, of: doing(
                 f"kernels are being compiled, {done} of {of}; they are kept"))
     except ValueError as error:  # of an option, such as more tokens than the model has positions
         raise UserError(str(error)) from None

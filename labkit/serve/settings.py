@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Settings:
-    """model, dtype: as labkit.engine.load_runner takes them. host: 127.0.0.1 is this machine alone. port: 0: any that
-        is free. api_key: None: no key is asked for. allow_origins: of web pages that may call it, beside its own.
-        window_control: whether its own page may pause and step the engine even where other machines reach it.
+    """model, dtype, one_kernel: as labkit.engine.load_runner takes them. host: 127.0.0.1 is this machine alone. port:
+        0: any that is free. api_key: None: no key is asked for. allow_origins: of web pages that may call it, beside
+        its own. window_control: whether its own page may pause and step the engine even where other machines reach it.
 
     Of the engine; None: by the device.
     max_num_seqs: sequences that run at a time. max_num_batched_tokens: of a step; a request that is cancelled frees its
@@ -34,6 +34,7 @@ class Settings:
 
     model: str = "tiny-llama"
     dtype: str = "auto"
+    one_kernel: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,7 +104,8 @@ OPTIONS = {
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
                 "--dtype --device",
     "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --dtype "
-             "--engine-process --max-waiting --max-connections --deadline --allow-origin --window-control --device",
+             "--one-kernel --engine-process --max-waiting --max-connections --deadline --allow-origin "
+             "--window-control --device",
     "compare": "--dtype --transformers --dump --device",
     "quantize": "--out --bits --format --group --zeros --method --calibration",
     "embed": "--out --model --batch-size --dtype --device",
@@ -788,6 +790,8 @@ def python_m_labkit(*arguments, **variables):
 
 @pytest.mark.sweep(every=True)
 def test_a_damaged_model_is_a_sentence(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(REPOSITORY / "data" / "tiny-gpt2" / name, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"n_layer": 10**9}))
     (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     done = python_m_labkit("generate", "hello", "--model", str(tmp_path))

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from labkit._common.errors import UserError
 from labkit.engine import LLM, SamplingParams
+from labkit.engine.load_runner import load_runner
 from labkit.engine.model_runner import ModelRunner
 from labkit.models.llama_reference import activations, weights_of
 from tests.models.test_llama import random_prompts
@@ -35,3 +37,11 @@ def test_the_engine_writes_what_the_reference_writes():
     expected = [greedy_reference(model, prompt, 3) for prompt in prompts]
     assert min(lead for _, lead in expected) > 0.01  # else rounding could choose another token
     assert generated(model, prompts, 3) == [tokens for tokens, _ in expected]
+
+
+@pytest.mark.sweep(every=True)
+def test_a_model_by_its_name_in_one_kernel():
+    runner, _ = load_runner("tiny-llama", one_kernel=True, num_pages=8, max_model_len=64)
+    assert runner.model.one_kernel is not None
+    with pytest.raises(UserError, match=r"one_kernel: the weights are float32; bfloat16 and float16 are allowed"):
+        load_runner("tiny-llama", dtype="float32", one_kernel=True)

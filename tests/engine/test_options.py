@@ -30,7 +30,7 @@ WRONG = [
         0, 1.1, -0.5, float("nan"))),
     *(("num_pages", value, TypeError, WHOLE) for value in ("8", 8.0, True)),
     ("num_pages", 0, ValueError, "it must be from 1 to"), ("num_pages", 2**31, ValueError, "it must be from 1 to"),
-    *((name, value, TypeError, SWITCH) for name in ("enforce_eager", "enable_prefix_caching", "overlap")
+    *((name, value, TypeError, SWITCH) for name in ("enforce_eager", "one_kernel", "enable_prefix_caching", "overlap")
       for value in ("no", 1, 0, [])),
     *(("seed", value, TypeError, WHOLE) for value in ("x", 1.5, True)),
     *((name, value, TypeError, "it must be a function, or a class") for name in ("compiling", "blocks")
