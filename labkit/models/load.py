@@ -68,9 +68,10 @@ def load(name: str = TINY, kernels=None, path: Path | None = None, dtype="auto",
     except (TypeError, ValueError) as error:
         raise UserError(f"{name}: {error}") from None
     with reading(path, NEEDED):
-        config, tokenizer = shape.read(path / CONFIG), Tokenizer.of(path)
-        check_vocabulary(path, tokenizer, config.vocab_size)
+        config = shape.read(path / CONFIG)
         model = on_device(path, lambda weights: architecture(config, weights, kernels=kernels, dtype=dtype, **options))
+        tokenizer = Tokenizer.of(path)
+    check_vocabulary(path, tokenizer, config.vocab_size)
     return Loaded(name, path, model, tokenizer, time.perf_counter() - start)
 
 
