@@ -20,10 +20,8 @@ from labkit.kernels.arguments import check_array
 from labkit.kernels.op import rung
 from labkit.kernels.sampling_rows import PARAMETER_DTYPES, check_sampling
 from labkit.kernels.sampling_search import BINS, CANDIDATES, CHUNK, THREADS, WARPS, check_rows, load_narrow, load_wide
-from labkit.kernels.sampling_split import make_split
+from labkit.kernels.sampling_split import BLOCKS_PER_SM, make_split
 from labkit.kernels.sampling_stats import BOUND_CHUNKS
-
-BLOCKS_PER_SM = 2
 
 
 @dataclass(frozen=True, eq=False)

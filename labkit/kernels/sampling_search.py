@@ -10,11 +10,11 @@ from numba import float32, int32, int64, uint32, uint64
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.kernels.argmax import LEAST, key_of
+from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.philox import philox
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
-from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, ONE, ZERO, distance, high_half, weight_at
+from labkit.kernels.token_weights import LARGEST, LOG2_E, MAX_VOCAB, ONE, ZERO, distance, high_half, weight_at
 from labkit.kernels.wrapping import wrapping_add
 
 THREADS = 512
@@ -84,22 +84,18 @@ def load_narrow(logits, row, col, cols):
 @cuda.jit(device=True)
 def block_largest_keys(a, b, partials, partials2):
     """The largest of each of two keys."""
-    warp = u32.threadIdx.x >> 5
-    for offset in (16, 8, 4, 2, 1):
-        a = max(a, cuda.shfl_xor_sync(ALL_LANES, a, offset))
-        b = max(b, cuda.shfl_xor_sync(ALL_LANES, b, offset))
-    if u32.threadIdx.x & 31 == 0:
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    a, b = warp_largest_key(a), warp_largest_key(b)
+    if lane == 0:
         partials[warp], partials2[warp] = a, b
     cuda.syncthreads()
-    for w in range(WARPS):
-        a, b = max(a, partials[w]), max(b, partials2[w])
-    return a, b
+    # A partial a lane: where each thread reads all of them, they take 64 registers.
+    return warp_largest_key(partials[lane % WARPS]), warp_largest_key(partials2[lane % WARPS])
 
 
 @cuda.jit(device=True)
 def block_largest_key(key, partials):
-    for offset in (16, 8, 4, 2, 1):
-        key = max(key, cuda.shfl_xor_sync(ALL_LANES, key, offset))
+    key = warp_largest_key(key)
     if u32.threadIdx.x & 31 == 0:
         partials[u32.threadIdx.x >> 5] = key
     cuda.syncthreads()
@@ -122,13 +118,20 @@ def block_total(value, partials):
 
 
 @cuda.jit(device=True)
+def warp_scan(value):
+    """The sum of an int64 over this lane and all before it."""
+    for offset in (1, 2, 4, 8, 16):
+        other = cuda.shfl_up_sync(ALL_LANES, value, offset)
+        if u32.threadIdx.x & 31 >= offset:
+            value += other
+    return value
+
+
+@cuda.jit(device=True)
 def block_scan(value, partials):
     """(the sum of an int64 over this thread and all before it, the sum over all threads)."""
     lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
-    for offset in (1, 2, 4, 8, 16):
-        other = cuda.shfl_up_sync(ALL_LANES, value, offset)
-        if lane >= offset:
-            value += other
+    value = warp_scan(value)
     if lane == 31:
         partials[warp] = value
     cuda.syncthreads()
@@ -180,7 +183,7 @@ def filters_of(top_k, top_p, cols):
 
 @cuda.jit(device=True)
 def scale_of(temperature):
-    return LOG2_E / temperature if temperature > ZERO else ZERO
+    return min(LOG2_E / temperature, LARGEST) if temperature > ZERO else ZERO
 
 
 @cuda.jit(device=True)

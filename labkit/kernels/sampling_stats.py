@@ -18,7 +18,7 @@ ROUNDING_SLACK = 2**17  # more of this mass than roundings amount to
 
 @cuda.jit(device=True)
 def exponential(delta, scale):
-    return float32(1.0) if delta == ZERO else ptx.exp2_approx(-delta * scale)  # a scale may be infinite
+    return ptx.exp2_approx(-delta * scale)
 
 
 # --- Statistics of chunks --------------------------------------------------------------------------------------------
@@ -145,12 +145,19 @@ def pick_bins(amount, by_mass, top_k, top_p, expected_total):
 
 
 @cuda.jit(device=True)
-def block_totals(a, b, partials, partials2):
-    """The sums of two int64 over a block."""
-    warp = u32.threadIdx.x >> 5
+def warp_totals(a, b):
+    """The sums of two int64 over a warp."""
     for offset in (16, 8, 4, 2, 1):
         a += cuda.shfl_xor_sync(ALL_LANES, a, offset)
         b += cuda.shfl_xor_sync(ALL_LANES, b, offset)
+    return a, b
+
+
+@cuda.jit(device=True)
+def block_totals(a, b, partials, partials2):
+    """The sums of two int64 over a block."""
+    warp = u32.threadIdx.x >> 5
+    a, b = warp_totals(a, b)
     if u32.threadIdx.x & 31 == 0:
         partials[warp], partials2[warp] = a, b
     cuda.syncthreads()
