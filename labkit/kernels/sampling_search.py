@@ -118,20 +118,13 @@ def block_total(value, partials):
 
 
 @cuda.jit(device=True)
-def warp_scan(value):
-    """The sum of an int64 over this lane and all before it."""
-    for offset in (1, 2, 4, 8, 16):
-        other = cuda.shfl_up_sync(ALL_LANES, value, offset)
-        if u32.threadIdx.x & 31 >= offset:
-            value += other
-    return value
-
-
-@cuda.jit(device=True)
 def block_scan(value, partials):
     """(the sum of an int64 over this thread and all before it, the sum over all threads)."""
     lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
-    value = warp_scan(value)
+    for offset in (1, 2, 4, 8, 16):
+        other = cuda.shfl_up_sync(ALL_LANES, value, offset)
+        if lane >= offset:
+            value += other
     if lane == 31:
         partials[warp] = value
     cuda.syncthreads()
@@ -328,7 +321,8 @@ def kept_weight(x, col, scaling, threshold):
     """A token's weight if it is kept, and 0 otherwise."""
     row_max, scale, min_weight = scaling
     weight = weight_at(distance(row_max, x), scale)
-    return weight if weight >= min_weight and key_of(x, col) >= threshold else int64(0)
+    weight = weight if weight >= min_weight else int64(0)  # no branch, as in weight_at
+    return weight if key_of(x, col) >= threshold else int64(0)
 
 
 @cuda.jit(device=True)

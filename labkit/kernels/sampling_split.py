@@ -47,7 +47,6 @@ from labkit.kernels.sampling_search import (
     scale_of,
     search,
     value_of,
-    warp_scan,
 )
 from labkit.kernels.sampling_stats import (
     BOUND_CHUNKS,
@@ -65,16 +64,17 @@ from labkit.kernels.sampling_stats import (
 from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, ONE, distance, high_half, reaching, weight_at
 
 # In memory between the kernels: chunk_stats (rows, chunks, 4) float32: maximum, sum of exponentials at a temperature of
-# 1 and at the row's, smallest finite logit; histogram (rows, BINS) uint32; chunk_masses (rows, chunks, 2) int64: the
-# mass of the tokens that are certainly kept, and of all; stats (rows, 4) float32 and plan (rows, 3) uint32; columns:
+# 1 and at the row's, smallest finite logit; histogram (rows, BINS) uint32; section_masses (rows, sections, 2) int64:
+# the mass of tokens that are certainly kept, and of all; stats (rows, 4) float32 and plan (rows, 3) uint32; columns:
 ROW_MAX, LOG_SUM, SCALE, PER_UNIT = uint32(0), uint32(1), uint32(2), uint32(3)
 FIRST_BIN, END_BIN, PREFIX_AMOUNT = uint32(0), uint32(1), uint32(2)
 HISTOGRAM_TOTAL = float32(2**31)  # the mass of all tokens in a histogram of float32 weights
 UNIT_WEIGHT = float32(2.0**-ONE)
 BIN_FRACTION = float32(1 - 4 / BINS)  # the last bin is for tokens out of range, which may be many
 WARP_STEP = 32 * ITEMS  # neighbouring tokens that a warp loads at once
-MASSES = 2 * MAX_VOCAB // CHUNK  # two for each chunk
-BLOCKS_PER_SM = 2  # of the kernels that share a row over blocks: each thread has 64 registers
+SECTION = 4 * THREADS  # neighbouring tokens whose masses are added up: a draw finds the section, then the token
+MASSES = 2 * MAX_VOCAB // SECTION  # two for each section
+BLOCKS_PER_SM = 2  # of all kernels but the first: each thread has 64 registers
 PRUNE_FRACTION = float32(0.75)  # of the mass that top_p drops
 
 
@@ -88,9 +88,8 @@ def make_split(load):
             a, b, c, d = load(logits, row, begin + (128 * v + 4 * lane), cols)
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-    # Blocks of an SM: with more, registers are spilled.
-    IS_WIDE = load is load_wide
-    MAX_BLOCKS, DRAW_BLOCKS = (min(3, gpus.target().threads // THREADS), 2) if IS_WIDE else (2, 1)
+    # Of an SM: with more, a thread's 16 logits are spilled.
+    MAX_BLOCKS = min(3, gpus.target().threads // THREADS) if load is load_wide else BLOCKS_PER_SM
 
     @cuda.jit(launch_bounds=(THREADS, MAX_BLOCKS))
     def sample_max_kernel(logits, temperature, top_k, top_p, min_p, chunk_stats, chunk_argmax, warp_maxima, histogram,
@@ -213,8 +212,8 @@ def make_split(load):
             cuda.atomic.add(histogram, (row, thread), block_histogram[thread])
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS_PER_SM))
-    def sample_gather_kernel(logits, top_k, top_p, min_p, filters, stats, least_weights, histogram, plan, chunk_masses,
-                             gathered, candidates, span):
+    def sample_gather_kernel(logits, top_k, top_p, min_p, filters, stats, least_weights, histogram, plan,
+                             section_masses, gathered, candidates, span):
         mass_low, mass_high = cuda.shared.array(MASSES, uint32), cuda.shared.array(MASSES, uint32)
         keys, counter = cuda.shared.array(CANDIDATES, int64), cuda.shared.array(2, uint32)
         values, positions = cuda.local.array(ITEMS, float32), cuda.local.array(4, float32)
@@ -229,7 +228,7 @@ def make_split(load):
             return
         # Each warp has a part of the span, a multiple of WARP_STEP: its sums need no barrier.
         begin = split * span + warp * (span // WARPS)
-        end, first_chunk = min(begin + span // WARPS, cols), split * span // CHUNK
+        end, first_section = min(begin + span // WARPS, cols), split * span // SECTION
         load_step(values, logits, row, begin, cols)
         # Tokens before the first bin are kept, those in the bins from first to end_bin may be.
         first, end_bin, prefix = BINS, BINS, 0
@@ -249,9 +248,9 @@ def make_split(load):
             counter[0] = 0
         cuda.syncthreads()
         while begin < end:
-            chunk, certain, total = begin // CHUNK, int64(0), int64(0)
-            chunk_end = min(chunk * CHUNK + CHUNK, end)
-            while begin < chunk_end:
+            section, certain, total = begin // SECTION, int64(0), int64(0)
+            section_end = min(section * SECTION + SECTION, end)
+            while begin < section_end:
                 for v in u32.range(ITEMS // 4):
                     nearest, undecided = LAST_BIN, False
                     for i in range(4):
@@ -279,11 +278,11 @@ def make_split(load):
                     load_step(values, logits, row, begin, cols)
             certain, total = warp_totals(certain, total)
             if lane < 2:
-                add_mass(mass_low, mass_high, 2 * (chunk - first_chunk) + lane, total if lane == 1 else certain)
+                add_mass(mass_low, mass_high, 2 * (section - first_section) + lane, total if lane == 1 else certain)
         cuda.syncthreads()
-        chunk = first_chunk + thread // 2
-        if thread < 2 * (span // CHUNK) and chunk < chunk_masses.shape[1]:
-            chunk_masses[row, chunk, thread & 1] = mass_at(mass_low, mass_high, thread)
+        section = first_section + thread // 2
+        if thread < 2 * (span // SECTION) and section < section_masses.shape[1]:
+            section_masses[row, section, thread & 1] = mass_at(mass_low, mass_high, thread)
         n = counter[0]
         if n != 0:
             if thread == 0:
@@ -294,15 +293,15 @@ def make_split(load):
                 if first_slot + j < CANDIDATES:  # if more, the next kernel reads the row again
                     candidates[row, first_slot + j] = keys[j]
 
-    @cuda.jit(launch_bounds=(THREADS, DRAW_BLOCKS))
-    def sample_draw_kernel(logits, top_k, top_p, seeds, steps, filters, stats, least_weights, plan, chunk_masses,
+    @cuda.jit(launch_bounds=(THREADS, BLOCKS_PER_SM))
+    def sample_draw_kernel(logits, top_k, top_p, seeds, steps, filters, stats, least_weights, plan, section_masses,
                            gathered, candidates, thresholds, tokens, logprobs):
         bins = _, mass_low, mass_high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
                                          cuda.shared.array(BINS, uint32))
         partials, partials2, result = scratch = (cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64),
                                                  cuda.shared.array(5, int64))
         keys = cuda.shared.array(CANDIDATES, int64)
-        values = cuda.local.array(ITEMS, float32)
+        values, weights = cuda.local.array(4, float32), cuda.local.array(4, int64)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         cols, row_filters, n = u32.shape(logits)[1], filters[row], gathered[row]
         row_max, log_sum, scale, per_unit = (stats[row, ROW_MAX], stats[row, LOG_SUM], stats[row, SCALE],
@@ -312,8 +311,8 @@ def make_split(load):
         scaling = row_max, scale, min_weight
         thread_key = candidates[row, thread]
         mass, all_mass = int64(0), int64(0)
-        if thread < chunk_masses.shape[1]:
-            mass, all_mass = chunk_masses[row, thread, 0], chunk_masses[row, thread, 1]
+        if thread < section_masses.shape[1]:
+            mass, all_mass = section_masses[row, thread, 0], section_masses[row, thread, 1]
         if row_filters == 0:
             return
         random_bits = random_u64(seeds, steps, row)
@@ -361,7 +360,7 @@ def make_split(load):
                         kept_mass = mass_sum
                     by_mass, target = True, reaching(top_p[row], prefix + kept_mass)
 
-            # The mass of the candidates that are kept, chunk by chunk
+            # The mass of the candidates that are kept, section by section
             mass_low[thread], mass_high[thread] = 0, 0
             cuda.syncthreads()
             last = max(last, threshold)
@@ -370,7 +369,7 @@ def make_split(load):
                 if last <= key and key <= first:
                     weight = weight_at(distance(row_max, value_of(key)), scale)
                     if weight >= min_weight:
-                        add_mass(mass_low, mass_high, uint32(index_of(key)) // CHUNK, weight)
+                        add_mass(mass_low, mass_high, uint32(index_of(key)) // SECTION, weight)
             cuda.syncthreads()
             mass += mass_at(mass_low, mass_high, thread)
         if thread == 0:
@@ -383,25 +382,16 @@ def make_split(load):
             result[0], result[1] = int64(thread), prefix
         cuda.syncthreads()
         pos -= result[1]
-        begin, mass_sum = uint32(result[0]) * CHUNK + ITEMS * thread, int64(0)
-        for v in u32.range(ITEMS // 4):
-            a, b, c, d = load(logits, row, begin + 4 * v, cols)
-            values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-        for i in u32.range(ITEMS):
-            mass_sum += kept_weight(values[i], begin + i, scaling, threshold)
+        col, mass_sum = uint32(result[0]) * SECTION + 4 * thread, int64(0)
+        values[0], values[1], values[2], values[3] = load(logits, row, col, cols)
+        for i in range(4):
+            weights[i] = kept_weight(values[i], col + i, scaling, threshold)
+            mass_sum += weights[i]
         prefix = block_scan(mass_sum, partials2)[0] - mass_sum
-        if prefix <= pos and pos < prefix + mass_sum:
-            result[2], result[3] = int64(begin), prefix
-        cuda.syncthreads()
-        col, weight, x = uint32(result[2]) + thread, int64(0), NEG_INF
-        if thread < ITEMS and col < cols:
-            x = logits[row, col]
-            weight = kept_weight(x, col, scaling, threshold)
-        if thread < 32:
-            pos -= result[3]
-            through = warp_scan(weight)
-            if through - weight <= pos and pos < through:
-                tokens[row] = int32(col)
-                logprobs[row] = -distance(row_max, x) - log_sum
+        for i in range(4):
+            if prefix <= pos and pos < prefix + weights[i]:
+                tokens[row] = int32(col + i)
+                logprobs[row] = -distance(row_max, values[i]) - log_sum
+            prefix += weights[i]
 
     return sample_max_kernel, sample_weigh_kernel, sample_gather_kernel, sample_draw_kernel

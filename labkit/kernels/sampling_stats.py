@@ -156,13 +156,12 @@ def warp_totals(a, b):
 @cuda.jit(device=True)
 def block_totals(a, b, partials, partials2):
     """The sums of two int64 over a block."""
-    warp = u32.threadIdx.x >> 5
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
     a, b = warp_totals(a, b)
-    if u32.threadIdx.x & 31 == 0:
+    if lane == 0:
         partials[warp], partials2[warp] = a, b
     cuda.syncthreads()
     a, b = int64(0), int64(0)
-    for w in range(WARPS):
-        a += partials[w]
-        b += partials2[w]
-    return a, b
+    if lane < WARPS:
+        a, b = partials[lane], partials2[lane]
+    return warp_totals(a, b)
