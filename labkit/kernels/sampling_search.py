@@ -76,9 +76,10 @@ def load_narrow(logits, row, col, cols):
 
 
 # --- Reductions of a block -------------------------------------------------------------------------------------------
-# Warps reduce by shuffles; then every thread combines the 16 warps' partials. One barrier each: another is needed
-# before the same shared array is used again. partials: shared, WARPS int64; declared in the function that calls, as
-# NVVM refuses to link a function that declares shared memory if a kernel reaches it by two ways.
+# Warps reduce by shuffles; then every warp reduces the 16 warps' partials, one a lane: where every thread reads all of
+# them, they take 32 registers. One barrier each: another is needed before the same shared array is used again.
+# partials: shared, WARPS int64; declared in the function that calls, as NVVM refuses to link a function that declares
+# shared memory if a kernel reaches it by two ways.
 
 
 @cuda.jit(device=True)
@@ -89,32 +90,49 @@ def block_largest_keys(a, b, partials, partials2):
     if lane == 0:
         partials[warp], partials2[warp] = a, b
     cuda.syncthreads()
-    # A partial a lane: where each thread reads all of them, they take 64 registers.
     return warp_largest_key(partials[lane % WARPS]), warp_largest_key(partials2[lane % WARPS])
 
 
 @cuda.jit(device=True)
 def block_largest_key(key, partials):
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
     key = warp_largest_key(key)
-    if u32.threadIdx.x & 31 == 0:
-        partials[u32.threadIdx.x >> 5] = key
+    if lane == 0:
+        partials[warp] = key
     cuda.syncthreads()
-    for w in range(WARPS):
-        key = max(key, partials[w])
-    return key
+    return warp_largest_key(partials[lane % WARPS])
+
+
+@cuda.jit(device=True)
+def warp_total(value):
+    """The sum of an int64 over a warp."""
+    for offset in (16, 8, 4, 2, 1):
+        value += cuda.shfl_xor_sync(ALL_LANES, value, offset)
+    return value
 
 
 @cuda.jit(device=True)
 def block_total(value, partials):
-    for offset in (16, 8, 4, 2, 1):
-        value += cuda.shfl_xor_sync(ALL_LANES, value, offset)
-    if u32.threadIdx.x & 31 == 0:
-        partials[u32.threadIdx.x >> 5] = value
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    value = warp_total(value)
+    if lane == 0:
+        partials[warp] = value
     cuda.syncthreads()
-    value = int64(0)
-    for w in range(WARPS):
-        value += partials[w]
-    return value
+    return warp_total(partials[lane] if lane < WARPS else int64(0))
+
+
+@cuda.jit(device=True)
+def block_totals(a, b, partials, partials2):
+    """The sum of each of two int64."""
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    a, b = warp_total(a), warp_total(b)
+    if lane == 0:
+        partials[warp], partials2[warp] = a, b
+    cuda.syncthreads()
+    a, b = int64(0), int64(0)
+    if lane < WARPS:
+        a, b = partials[lane], partials2[lane]
+    return warp_total(a), warp_total(b)
 
 
 @cuda.jit(device=True)

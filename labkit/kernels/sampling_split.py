@@ -36,6 +36,7 @@ from labkit.kernels.sampling_search import (
     block_largest_keys,
     block_scan,
     block_total,
+    block_totals,
     filters_of,
     index_of,
     kept_weight,
@@ -47,11 +48,11 @@ from labkit.kernels.sampling_search import (
     scale_of,
     search,
     value_of,
+    warp_total,
 )
 from labkit.kernels.sampling_stats import (
     BOUND_CHUNKS,
     HALF,
-    block_totals,
     exponential,
     known_token_from_stats,
     merge_chunk_stats,
@@ -59,7 +60,6 @@ from labkit.kernels.sampling_stats import (
     pick_bins,
     reduce_warp_stats,
     top_k_lower_bound,
-    warp_totals,
 )
 from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, ONE, distance, high_half, reaching, weight_at
 
@@ -276,7 +276,7 @@ def make_split(load):
                 begin += WARP_STEP
                 if begin < end:
                     load_step(values, logits, row, begin, cols)
-            certain, total = warp_totals(certain, total)
+            certain, total = warp_total(certain), warp_total(total)
             if lane < 2:
                 add_mass(mass_low, mass_high, 2 * (section - first_section) + lane, total if lane == 1 else certain)
         cuda.syncthreads()
