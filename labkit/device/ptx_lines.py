@@ -114,6 +114,7 @@ for _end, _type in (("half2", "f16x2"), ("bf162", "bf16x2")):
 _line("float_bits", "mov.b32 $0, $1;", [U32], [F32])
 _line("bits_float", "mov.b32 $0, $1;", [F32], [U32])
 _line("to_tf32", "cvt.rna.tf32.f32 $0, $1;", [U32], [F32])
+_line("mul_hi", "mul.hi.u32 $0, $1, $2;", [U32], [U32, U32])
 _line("tanh_approx", "tanh.approx.f32 $0, $1;", [F32], [F32])
 _line("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [F32], [F32])
 _line("rcp_approx", "rcp.approx.ftz.f32 $0, $1;", [F32], [F32])

@@ -20,10 +20,8 @@ from labkit.kernels.arguments import check_array
 from labkit.kernels.op import rung
 from labkit.kernels.sampling_rows import PARAMETER_DTYPES, check_sampling
 from labkit.kernels.sampling_search import BINS, CANDIDATES, CHUNK, THREADS, WARPS, check_rows, load_narrow, load_wide
-from labkit.kernels.sampling_split import make_split
+from labkit.kernels.sampling_split import BLOCKS_PER_SM, SECTION, make_split
 from labkit.kernels.sampling_stats import BOUND_CHUNKS
-
-BLOCKS_PER_SM = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class Scratch:
     cols: int
     chunk_stats: object
     chunk_argmax: object
-    chunk_masses: object
+    section_masses: object
     warp_maxima: object
     histogram: object
     stats: object
@@ -51,15 +49,15 @@ class Scratch:
     def allocate(cls, rows: int, cols: int) -> "Scratch":
         """About 40 KB for each row."""
         check_rows(rows, cols)
-        chunks = -(-cols // CHUNK)
+        chunks, sections = -(-cols // CHUNK), -(-cols // SECTION)
 
         def per_row(dtype, *shape):
             return cuda.device_array((rows, *shape), dtype)
 
-        return cls(rows, cols, per_row(np.float32, chunks, 4), per_row(np.int32, chunks), per_row(np.int64, chunks, 2),
-                   per_row(np.float32, WARPS * min(chunks, BOUND_CHUNKS)), per_row(np.uint32, BINS),
-                   per_row(np.float32, 4), per_row(np.int64), per_row(np.uint32), per_row(np.uint32, 3),
-                   per_row(np.uint32), per_row(np.int64, CANDIDATES), per_row(np.int64))
+        return cls(rows, cols, per_row(np.float32, chunks, 4), per_row(np.int32, chunks),
+                   per_row(np.int64, sections, 2), per_row(np.float32, WARPS * min(chunks, BOUND_CHUNKS)),
+                   per_row(np.uint32, BINS), per_row(np.float32, 4), per_row(np.int64), per_row(np.uint32),
+                   per_row(np.uint32, 3), per_row(np.uint32), per_row(np.int64, CANDIDATES), per_row(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +121,9 @@ def _launch_split(logits, parameters, tokens, logprobs, scratch, stream, splits=
                                    s.warp_maxima, s.histogram, s.stats, s.least_weights, s.filters, tokens, logprobs,
                                    np.uint32(span))
     gather[blocks, THREADS, stream](logits, top_k, top_p, min_p, s.filters, s.stats, s.least_weights, s.histogram,
-                                    s.plan, s.chunk_masses, s.gathered, s.candidates, np.uint32(span))
+                                    s.plan, s.section_masses, s.gathered, s.candidates, np.uint32(span))
     draw[rows, THREADS, stream](logits, top_k, top_p, seeds, steps, s.filters, s.stats, s.least_weights, s.plan,
-                                s.chunk_masses, s.gathered, s.candidates, s.thresholds, tokens, logprobs)
+                                s.section_masses, s.gathered, s.candidates, s.thresholds, tokens, logprobs)
 
 
 @functools.cache

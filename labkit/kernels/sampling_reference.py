@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.kernels.philox import philox_reference
 from labkit.kernels.sampling_search import EMPTY_ROW, NAN_ROW
-from labkit.kernels.token_weights import COEFFICIENTS, FADED, FRACTION_BITS, LOG2_E, ONE, UNIT
+from labkit.kernels.token_weights import COEFFICIENTS, FADED, FRACTION_BITS, LARGEST, LOG2_E, ONE, UNIT
 
 
 def sample_reference(logits, temperature, top_k, top_p, min_p, seeds, steps):
@@ -50,7 +50,7 @@ def weights_reference(x: np.ndarray, temperature) -> np.ndarray:
     """The weights, int64, of a row of float32 logits without NaN, bit for bit as the kernels compute them."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         below = np.where(x == x.max(), np.float32(0), x.max() - x).astype(np.float32)
-        z = np.where(below == 0, np.float32(0), below * (np.float32(LOG2_E) / np.float32(temperature)))
+        z = below * np.minimum(np.float32(LOG2_E) / np.float32(temperature), LARGEST)
     counted = z < FADED
     fixed = (np.where(counted, z, np.float32(0)) * np.float32(UNIT)).astype(np.uint64)
     u = (fixed << np.uint64(32 - FRACTION_BITS)) & np.uint64(0xFFFFFFFF)

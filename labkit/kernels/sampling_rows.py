@@ -4,7 +4,6 @@ import numpy as np
 from numba import float32, int32, int64, uint32, uint64
 
 from labkit import cuda, u32
-from labkit.device import gpus
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.arguments import aligned, check_array
@@ -124,10 +123,7 @@ def make_row_passes(load):
 @kernel_factory
 def make_bisection(load):
     largest_key_of, kept_total, draw = make_row_passes(load)
-    # Where nothing is said of blocks, ptxas takes 40 registers: on 12.0 too few, and it would spill.
-    BOUNDS = (THREADS, 1) if gpus.target().capability >= (12, 0) else THREADS
-
-    @cuda.jit(launch_bounds=BOUNDS)
+    @cuda.jit(launch_bounds=(THREADS, 2))  # where nothing is said of blocks, ptxas takes 40 registers, and spills
     def sample_bisection_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
         partials = cuda.shared.array(WARPS, int64)
         row, cols = u32.blockIdx.x, u32.shape(logits)[1]

@@ -10,11 +10,11 @@ from numba import float32, int32, int64, uint32, uint64
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.kernels.argmax import LEAST, key_of
+from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.philox import philox
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
-from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, ONE, ZERO, distance, high_half, weight_at
+from labkit.kernels.token_weights import LARGEST, LOG2_E, MAX_VOCAB, ONE, ZERO, distance, high_half, weight_at
 from labkit.kernels.wrapping import wrapping_add
 
 THREADS = 512
@@ -76,49 +76,63 @@ def load_narrow(logits, row, col, cols):
 
 
 # --- Reductions of a block -------------------------------------------------------------------------------------------
-# Warps reduce by shuffles; then every thread combines the 16 warps' partials. One barrier each: another is needed
-# before the same shared array is used again. partials: shared, WARPS int64; declared in the function that calls, as
-# NVVM refuses to link a function that declares shared memory if a kernel reaches it by two ways.
+# Warps reduce by shuffles; then every warp reduces the 16 warps' partials, one a lane: where every thread reads all of
+# them, they take 32 registers. One barrier each: another is needed before the same shared array is used again.
+# partials: shared, WARPS int64; declared in the function that calls, as NVVM refuses to link a function that declares
+# shared memory if a kernel reaches it by two ways.
 
 
 @cuda.jit(device=True)
 def block_largest_keys(a, b, partials, partials2):
     """The largest of each of two keys."""
-    warp = u32.threadIdx.x >> 5
-    for offset in (16, 8, 4, 2, 1):
-        a = max(a, cuda.shfl_xor_sync(ALL_LANES, a, offset))
-        b = max(b, cuda.shfl_xor_sync(ALL_LANES, b, offset))
-    if u32.threadIdx.x & 31 == 0:
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    a, b = warp_largest_key(a), warp_largest_key(b)
+    if lane == 0:
         partials[warp], partials2[warp] = a, b
     cuda.syncthreads()
-    for w in range(WARPS):
-        a, b = max(a, partials[w]), max(b, partials2[w])
-    return a, b
+    return warp_largest_key(partials[lane % WARPS]), warp_largest_key(partials2[lane % WARPS])
 
 
 @cuda.jit(device=True)
 def block_largest_key(key, partials):
-    for offset in (16, 8, 4, 2, 1):
-        key = max(key, cuda.shfl_xor_sync(ALL_LANES, key, offset))
-    if u32.threadIdx.x & 31 == 0:
-        partials[u32.threadIdx.x >> 5] = key
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    key = warp_largest_key(key)
+    if lane == 0:
+        partials[warp] = key
     cuda.syncthreads()
-    for w in range(WARPS):
-        key = max(key, partials[w])
-    return key
+    return warp_largest_key(partials[lane % WARPS])
+
+
+@cuda.jit(device=True)
+def warp_total(value):
+    """The sum of an int64 over a warp."""
+    for offset in (16, 8, 4, 2, 1):
+        value += cuda.shfl_xor_sync(ALL_LANES, value, offset)
+    return value
 
 
 @cuda.jit(device=True)
 def block_total(value, partials):
-    for offset in (16, 8, 4, 2, 1):
-        value += cuda.shfl_xor_sync(ALL_LANES, value, offset)
-    if u32.threadIdx.x & 31 == 0:
-        partials[u32.threadIdx.x >> 5] = value
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    value = warp_total(value)
+    if lane == 0:
+        partials[warp] = value
     cuda.syncthreads()
-    value = int64(0)
-    for w in range(WARPS):
-        value += partials[w]
-    return value
+    return warp_total(partials[lane] if lane < WARPS else int64(0))
+
+
+@cuda.jit(device=True)
+def block_totals(a, b, partials, partials2):
+    """The sum of each of two int64."""
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    a, b = warp_total(a), warp_total(b)
+    if lane == 0:
+        partials[warp], partials2[warp] = a, b
+    cuda.syncthreads()
+    a, b = int64(0), int64(0)
+    if lane < WARPS:
+        a, b = partials[lane], partials2[lane]
+    return warp_total(a), warp_total(b)
 
 
 @cuda.jit(device=True)
@@ -180,7 +194,7 @@ def filters_of(top_k, top_p, cols):
 
 @cuda.jit(device=True)
 def scale_of(temperature):
-    return LOG2_E / temperature if temperature > ZERO else ZERO
+    return min(LOG2_E / temperature, LARGEST) if temperature > ZERO else ZERO
 
 
 @cuda.jit(device=True)
@@ -325,7 +339,8 @@ def kept_weight(x, col, scaling, threshold):
     """A token's weight if it is kept, and 0 otherwise."""
     row_max, scale, min_weight = scaling
     weight = weight_at(distance(row_max, x), scale)
-    return weight if weight >= min_weight and key_of(x, col) >= threshold else int64(0)
+    weight = weight if weight >= min_weight else int64(0)  # no branch, as in weight_at
+    return weight if key_of(x, col) >= threshold else int64(0)
 
 
 @cuda.jit(device=True)

@@ -1,6 +1,6 @@
 """Statistics of a row of logits for the kernels of sampling_split: of chunks, merged, and bounds that they imply."""
 
-from numba import float32, int32, int64, uint32
+from numba import float32, int32, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
@@ -18,7 +18,7 @@ ROUNDING_SLACK = 2**17  # more of this mass than roundings amount to
 
 @cuda.jit(device=True)
 def exponential(delta, scale):
-    return float32(1.0) if delta == ZERO else ptx.exp2_approx(-delta * scale)  # a scale may be infinite
+    return ptx.exp2_approx(-delta * scale)
 
 
 # --- Statistics of chunks --------------------------------------------------------------------------------------------
@@ -142,20 +142,3 @@ def pick_bins(amount, by_mass, top_k, top_p, expected_total):
         result[1] = thread + 1
     cuda.syncthreads()
     return result[0], result[1], result[2]
-
-
-@cuda.jit(device=True)
-def block_totals(a, b, partials, partials2):
-    """The sums of two int64 over a block."""
-    warp = u32.threadIdx.x >> 5
-    for offset in (16, 8, 4, 2, 1):
-        a += cuda.shfl_xor_sync(ALL_LANES, a, offset)
-        b += cuda.shfl_xor_sync(ALL_LANES, b, offset)
-    if u32.threadIdx.x & 31 == 0:
-        partials[warp], partials2[warp] = a, b
-    cuda.syncthreads()
-    a, b = int64(0), int64(0)
-    for w in range(WARPS):
-        a += partials[w]
-        b += partials2[w]
-    return a, b

@@ -14,12 +14,14 @@ import math
 from numba import float32, int64, uint32, uint64
 
 from labkit import cuda
+from labkit.device import ptx
 
 ONE = 43  # the weight of the most likely token is 2**43
 MAX_VOCAB = 2**19  # tokens of a row: the sum of so many weights is at most 2**62
 FADED = float32(ONE + 1)  # from this z on the weight is 0
 LOG2_E = float32(math.log2(math.e))
 ZERO = float32(0.0)
+LARGEST = float32(3.4028235e38)  # a scale: infinity times the maximum's distance from itself would be no number
 FRACTION_BITS = 26  # of z: six bits before the point, which reach beyond FADED
 UNIT = float32(2**FRACTION_BITS)
 # 1 - 2**-u = u * (C0 - u * (C1 - u * ...)) for u in [0, 1), interpolated at Chebyshev's points; each times 2**32.
@@ -35,24 +37,18 @@ def distance(row_max, x):
 
 
 @cuda.jit(device=True)
-def product_high(a, b):
-    """The upper 32 bits of the 64-bit product of two uint32: one instruction."""
-    return uint32((uint64(a) * uint64(b)) >> WORD)
-
-
-@cuda.jit(device=True)
 def weight_at(delta, scale):
     """The weight, int64, of a logit this far below the maximum; scale is log2(e) / temperature."""
-    z = ZERO if delta == ZERO else delta * scale  # a scale may be infinite
+    z = delta * scale
     z = z if z < FADED else FADED  # no branch: the weights of a thread's tokens are computed side by side
     fixed = uint32(z * UNIT)
     u = uint32(fixed << 32 - FRACTION_BITS)  # the fraction, times 2**32: the bits before the point are shifted out
-    poly = C4 - product_high(u, C5)
-    poly = C3 - product_high(u, poly)
-    poly = C2 - product_high(u, poly)
-    poly = C1 - product_high(u, poly)
-    poly = C0 - product_high(u, poly)
-    mantissa = uint64(1 << 32) - uint64(product_high(u, poly))
+    poly = C4 - ptx.mul_hi(u, C5)
+    poly = C3 - ptx.mul_hi(u, poly)
+    poly = C2 - ptx.mul_hi(u, poly)
+    poly = C1 - ptx.mul_hi(u, poly)
+    poly = C0 - ptx.mul_hi(u, poly)
+    mantissa = uint64(1 << 32) - uint64(ptx.mul_hi(u, poly))
     return int64((mantissa << uint64(ONE - 32)) >> uint64(fixed >> FRACTION_BITS))
 
 

@@ -115,6 +115,9 @@ _intrinsic("fma_bf162", "a b c", "value", SM80, "Half Precision Floating Point I
 _intrinsic("to_tf32", "x", "value", SM80, _CVT,
            """The float32 x as tf32: 8 bits of exponent, 10 of mantissa, rounded to nearest with ties away from zero.
            Returns a uint32, a float32's bits with the low 13 at zero: what mma_m16n8k8_f32_tf32 takes.""")
+_intrinsic("mul_hi", "a b", "value", ANY, "Integer Arithmetic Instructions: mul",
+           """The upper 32 bits of the 64-bit product of two uint32, in one instruction. A product of two uint64 and a
+           shift can cost more: the compiler may widen the arithmetic before them to 64 bits.""")
 _intrinsic("tanh_approx", "x", "value", ANY, "Floating Point Instructions: tanh",
            """tanh of a float32, relative error up to 2^-11 on a GPU: one instruction. The CPU device computes it to
            float32 accuracy.""")

@@ -219,6 +219,7 @@ def values(x, words, floats):
         words[1, i] = ptx.to_tf32(x[i])
         words[2, i] = ptx.pack_half2(x[i], x[j])
         words[3, i] = ptx.pack_bf162(x[i], x[j])
+        words[4, i] = ptx.mul_hi(words[0, i], ptx.float_bits(x[j]))
         floats[0, i] = ptx.bits_float(words[0, i])
         floats[1, i], floats[2, i] = ptx.unpack_half2(words[2, i])
         floats[3, i], floats[4, i] = ptx.unpack_bf162(words[3, i])
@@ -233,7 +234,7 @@ def computed():
     x = np.concatenate([AWKWARD, np.random.default_rng(3).standard_normal(100).astype(np.float32) * 4])
     results = []
     for way in ("compiled", "observed"):
-        words, floats = cuda.device_array((4, x.size), np.uint32), cuda.device_array((8, x.size), np.float32)
+        words, floats = cuda.device_array((5, x.size), np.uint32), cuda.device_array((8, x.size), np.float32)
         run(way, values[2, 64], cuda.to_device(x), words, floats)
         results.append((words.copy_to_host(), floats.copy_to_host()))
     return x, results
@@ -254,6 +255,8 @@ def test_values(computed, form):
     words, floats = results[form]
     after = np.roll(x, -1)
     assert np.array_equal(words[0], x.view(np.uint32))
+    products = x.view(np.uint32).astype(np.uint64) * after.view(np.uint32).astype(np.uint64)
+    assert np.array_equal(words[4], products >> np.uint64(32))
     assert np.array_equal(floats[0].view(np.uint32), x.view(np.uint32))
     with np.errstate(all="ignore"):
         same(floats[1], x.astype(np.float16).astype(np.float32))

@@ -97,6 +97,10 @@ def _flush(x):
     return np.float32(np.copysign(0, x)) if abs(x) < np.finfo(np.float32).tiny else x
 
 
+def mul_hi(a, b):
+    return Uint32((int(a) & 0xFFFFFFFF) * (int(b) & 0xFFFFFFFF) >> 32)
+
+
 def tanh_approx(x):
     return np.tanh(np.float32(x))
 
@@ -110,4 +114,4 @@ def rcp_approx(x):
 
 
 VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, fma_half2, fma_bf162, float_bits, bits_float, to_tf32,
-          tanh_approx, exp2_approx, rcp_approx)  # fmt: skip
+          mul_hi, tanh_approx, exp2_approx, rcp_approx)  # fmt: skip

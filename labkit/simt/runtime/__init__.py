@@ -52,7 +52,7 @@ PTX_HELPERS = {
     ),
     "ptx_values": (
         "pack_half2", "pack_bf162", "unpack_half2", "unpack_bf162", "fma_half2", "fma_bf162", "float_bits",
-        "bits_float", "to_tf32", "tanh_approx", "exp2_approx", "rcp_approx",
+        "bits_float", "to_tf32", "mul_hi", "tanh_approx", "exp2_approx", "rcp_approx",
     ),
     "ptx_copies": ("cp_async_16", "cp_async_4", "cp_async_commit", "cp_async_wait", "clear_queues"),
     "ptx_matrices": ("whole_warps", "ldmatrix", "mma_f32", "mma_f16"),

@@ -110,6 +110,11 @@ rcp_approx = _unary(types.float32, types.float32, lambda builder, x: _flush(
 
 
 @register_jitable
+def mul_hi(a, b):
+    return np.uint32((np.uint64(np.uint32(a)) * np.uint64(np.uint32(b))) >> np.uint64(32))
+
+
+@register_jitable
 def tanh_approx(x):
     return np.float32(math.tanh(np.float32(x)))
 
