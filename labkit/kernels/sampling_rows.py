@@ -123,7 +123,7 @@ def make_row_passes(load):
 @kernel_factory
 def make_bisection(load):
     largest_key_of, kept_total, draw = make_row_passes(load)
-    @cuda.jit(launch_bounds=(THREADS, 2))  # where nothing is said of blocks, ptxas takes 40 registers, and spills
+    @cuda.jit(launch_bounds=(THREADS, 2))  # without a number of blocks ptxas takes 40 registers, and spills
     def sample_bisection_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
         partials = cuda.shared.array(WARPS, int64)
         row, cols = u32.blockIdx.x, u32.shape(logits)[1]

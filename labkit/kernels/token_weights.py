@@ -11,6 +11,7 @@ Error   2**-26 of the weight from the polynomial, 2**-26 from z's last bit, and 
 
 import math
 
+import numpy as np
 from numba import float32, int64, uint32, uint64
 
 from labkit import cuda
@@ -21,7 +22,7 @@ MAX_VOCAB = 2**19  # tokens of a row: the sum of so many weights is at most 2**6
 FADED = float32(ONE + 1)  # from this z on the weight is 0
 LOG2_E = float32(math.log2(math.e))
 ZERO = float32(0.0)
-LARGEST = float32(3.4028235e38)  # a scale: infinity times the maximum's distance from itself would be no number
+LARGEST = float32(np.finfo(np.float32).max)  # of the scales: infinity times a distance of 0 would be NaN
 FRACTION_BITS = 26  # of z: six bits before the point, which reach beyond FADED
 UNIT = float32(2**FRACTION_BITS)
 # 1 - 2**-u = u * (C0 - u * (C1 - u * ...)) for u in [0, 1), interpolated at Chebyshev's points; each times 2**32.
