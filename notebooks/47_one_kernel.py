@@ -444,14 +444,22 @@ table(found, {"KB in the ring of an SM": "", "us, calculated": ".0f", "memory wo
 # The calculation leaves out a lot. Bulk copies may not reach the bandwidth of a plain copy, attention reads keys and
 # values, norms and sums take time, and after each join all SMs load the same activations. Only a measurement can tell
 # whether the kernel comes close, and whether it is faster than the graph of launches. `labkit bench llama_one_kernel`
-# measures that, and also records when each block begins and ends each phase. If such a recording exists, the next
-# figure shows one of its layers, with one line per block.
+# measures that, and also records when each block begins and ends each phase. The next figure shows one layer of a step
+# with one sequence and with eight, recorded on an H200, with one line per block. Where do the blocks wait longest?
 
 # %%
 recorded = measure.recorded_series("llama_one_kernel")
 pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has not been recorded on a GPU yet")
 
 # %% [markdown]
+# Around attention, where the ring is full. With one sequence only {{ items }} blocks have keys and values to read.
+#
+# One kernel is faster than the graph: a step of one sequence takes {{ first.one_kernel_ms.p50:.2f }} ms instead of
+# {{ first.launches_ms.p50:.2f }}, one of eight {{ last.one_kernel_ms.p50:.2f }} instead of
+# {{ last.launches_ms.p50:.2f }}. But its bytes alone would need {{ first.bound_ms:.2f }} ms. In a layer of
+# {{ layer_us:.0f }} us a block waits {{ wait_us:.0f }} us at joins, where {{ 5 * 1.5 }} us were assumed: while copies
+# are in flight, the reads and writes of a join queue behind them.
+#
 # ## What was implemented
 #
 # - a decode step of a Llama as one persistent kernel, for up to eight sequences: joins, a ring, and five phases per
@@ -495,3 +503,8 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # rate_kb = limits.bandwidth_gbs / 132
 # ring_kb = 6 * 8 * 16 * 2 * 64 * 2 / 1000
 # ring_us = ring_kb / rate_kb
+# first, last = series.llama_one_kernel.rows[0], series.llama_one_kernel.rows[-1]
+# phases = series.llama_one_kernel.timelines[0].phases
+# wait_us = sum(phase.wait_us for phase in phases)
+# layer_us = wait_us + sum(phase.work_us for phase in phases)
+# items = 8 * 1024 // 128

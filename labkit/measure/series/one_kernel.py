@@ -4,15 +4,16 @@
 
 Prediction for one sequence on an H200, Llama 3.2 1B in bfloat16: 2.5 GB of weights and keys and values at 4.2 TB/s take
 0.60 ms, of which a layer's 29 us and the head's 126. Memory is busy while the ring takes weights: between down and
-gate_up those are its 200 KB of each SM, and the 160 that qkv and o use, 11 us in all. In that time lie four joins (3.5,
+gate_up those are its 197 KB of each SM, and the 160 that qkv and o use, 11 us in all. In that time lie four joins (3.5,
 2, 1.5 and 2.5 us), qkv (2.5), attention (4: the queries' way from L2, a page, and the chain of fence, count and merge)
 and o (2), and gate_up's norm (1): 19 us, 8 of them exposed. Between gate_up and down the ring covers the join. So a
 layer takes 37 us and, with the first loads, the greedy token and the launches for sampling (0.03 ms), the step 0.75 ms,
-where the graph of launches takes 0.92. With eight sequences a block has eight items of attention, some 1.5 us each
-(+10 us), and reads eight rows of activations from L2 (+4 us): 0.97 ms.
+where the graph of launches takes 0.92.
 
-Measured on 29 November 2026: 0.92 and 1.40 ms. In a layer, blocks wait 20 us at the joins, 2 to 6 at each, where 9.5
-were predicted; with eight sequences attention takes 26 us instead of 14. Three stages in flight take 0.91 ms, six 0.94.
+Measured on 30 November 2026: 0.84 ms, and 1.00 with eight sequences, where the launches take 0.92 and 1.13. A join takes
+0.6 us where no copies are in flight (after attention), and up to 3 where they are. Tried without success: to copy or
+prefetch more than two stages ahead (a prefetch to L2 takes as much of the SMs' bandwidth as the copy itself), and to
+wait for the words themselves instead of a counter.
 """
 
 from __future__ import annotations
