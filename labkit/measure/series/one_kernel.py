@@ -10,9 +10,9 @@ and o (2), and gate_up's norm (1): 19 us, 8 of them exposed. Between gate_up and
 layer takes 37 us and, with the first loads, the greedy token and the launches for sampling (0.03 ms), the step 0.75 ms,
 where the graph of launches takes 0.92.
 
-Measured on 30 November 2026: 0.84 ms, and 1.00 with eight sequences, where the launches take 0.92 and 1.13. A join takes
-0.6 us where no copies are in flight (after attention), and up to 3 where they are. Tried without success: to copy or
-prefetch more than two stages ahead (a prefetch to L2 takes as much of the SMs' bandwidth as the copy itself), and to
+Measured on 30 November 2026: 0.84 ms, and 1.00 with eight sequences, where the launches take 0.92 and 1.13. A join
+takes 0.6 us where no copies are in flight (after attention), and up to 3 where they are. Tried without success: to copy
+or prefetch more than two stages ahead (a prefetch to L2 takes as much of the SMs' bandwidth as the copy itself), and to
 wait for the words themselves instead of a counter.
 """
 
