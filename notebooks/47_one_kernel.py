@@ -503,7 +503,8 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # rate_kb = limits.bandwidth_gbs / 132
 # ring_kb = 6 * 8 * 16 * 2 * 64 * 2 / 1000
 # ring_us = ring_kb / rate_kb
-# first, last = series.llama_one_kernel.rows[0], series.llama_one_kernel.rows[-1]
+# first = series.llama_one_kernel.rows[0]
+# last = series.llama_one_kernel.rows[-1]
 # phases = series.llama_one_kernel.timelines[0].phases
 # wait_us = sum(phase.wait_us for phase in phases)
 # layer_us = wait_us + sum(phase.work_us for phase in phases)

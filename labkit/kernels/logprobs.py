@@ -100,14 +100,14 @@ def logprobs_passes_kernel(logits, tokens, wanted, out):
         return
     token_logit = logits[row, uint32(max(token, int32(0)))]
     key, above = LEAST, int32(0)
-    for col in range(thread, cols, THREADS):
+    for col in u32.range(thread, cols, THREADS):
         x = logits[row, col]
         key = max(key, key_of(x, col))
         if x > token_logit:
             above += int32(1)
     largest = block_largest_key(key, warp_keys)
     row_max, row_sum = value_of(largest), ZERO
-    for col in range(thread, cols, THREADS):
+    for col in u32.range(thread, cols, THREADS):
         row_sum += exponential(row_max, logits[row, col])
     log_sum, above = math.log(block_sum(row_sum, partials)), block_sum(above, warp_above)
     if row_max == NEG_INF:
@@ -120,7 +120,7 @@ def logprobs_passes_kernel(logits, tokens, wanted, out):
             out[row, TOP + i] = logprob_of(value_of(largest), row_max, log_sum)
             out[row, TOKENS + i] = float32(index_of(largest))
         previous, key = largest, LEAST
-        for col in range(thread, cols, THREADS):
+        for col in u32.range(thread, cols, THREADS):
             candidate = key_of(logits[row, col], col)
             if candidate < previous:
                 key = max(key, candidate)
