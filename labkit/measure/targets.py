@@ -174,7 +174,8 @@ GOALS = (
     *(Goal(f"Llama 3.2 1B, bfloat16, a token of {count} with 1,024", "llama_decode", {"sequences": count}, figure, "ms")
       for count, figure in ((1, 0.80), (32, 1.20), (256, 3.3))),
     *(Goal(f"Llama 3.2 1B, bfloat16, a token of {count} with 1,024, in one kernel", "llama_one_kernel",
-           {"sequences": count}, figure, "ms", read=functools.partial(one_kernel_ms, count)) for count, figure in ((1, 0.70), (8, 0.80))),
+           {"sequences": count}, figure, "ms", read=functools.partial(one_kernel_ms, count))
+      for count, figure in ((1, 0.70), (8, 0.80))),
     *(Goal(f"Llama 3.2 1B, bfloat16, a prompt of {count:,} tokens", "llama_prefill", {"tokens": count}, figure, "ms")
       for count, figure in ((1024, 4.5), (4096, 17.0))),
     *(Goal(f"a training step of {run}, bfloat16, {shape} tokens", "train_step", {"run": run}, figure, "ms")
