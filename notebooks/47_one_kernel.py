@@ -235,8 +235,8 @@ if not device.on_gpu():
 # `empty`. On a new mbarrier such a wait passes at once, so all stages are empty to begin with.
 #
 # This is how the copying warp takes a stage. Its waits give up after a while, as `wait` does. The second one limits the
-# stages that are in flight: `IN_FLIGHT`, two, are enough for the memory's full rate. What a join reads and writes
-# queues behind the copies, so there is only one while the block is at a join:
+# stages that are in flight: `IN_FLIGHT`, two, are enough for the memory's full rate. While the block is at a join there
+# is only one, because the reads and writes of a join queue behind the copies:
 
 # %%
 from labkit.kernels.persistent.ring import make_claim, make_load_matrix
