@@ -490,7 +490,8 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 #
 # - In `chain`, let warp 1 wait at the join, too: `arrive` and `wait` then need 64 threads. What are the counts now?
 # - Draw the calculation with `join_us=5`, and with attention of 12 us{{ example }}. Which phases are still covered?
-# - With a GPU: `labkit bench llama_one_kernel`.
+# - With a GPU of compute capability 9.0{{ hardware }}: `labkit bench llama_one_kernel`, and the engine with
+#   `labkit serve --one-kernel` or `LLM(..., one_kernel=True)`.
 #
 # In the exercises for this lesson you predict what a ring covers and which launches hang, compute a softmax with two
 # joins in one launch, let blocks wait only for their neighbours, and write the copying warp of a ring.
