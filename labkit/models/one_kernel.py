@@ -39,7 +39,7 @@ def decoder_of(model, timed: bool = False) -> Decoder:
                       config.intermediate_size, config.vocab_size, config.rms_norm_eps, model.scale,
                       ELEMENTS[np.dtype(DTYPES[model.dtype])], timed=timed,
                       warps=device.pick(gpu=Decoder.warps, cpu=CPU_WARPS))
-    static = 4 * decoder.scratch + 2 * 8 * MAX_STAGES + 64
+    static = 4 * decoder.scratch + 2 * decoder.group_heads * decoder.head_dim + 2 * 8 * MAX_STAGES + 64
     stages = (gpus.target().shared_per_block - static) // (decoder.ring_bytes // decoder.stages)
     return dataclasses.replace(decoder, stages=min(MAX_STAGES, stages))
 
