@@ -1,4 +1,4 @@
-"""What is done beside the import of a compiler, before a GPU is used."""
+"""While a compiler is imported: no garbage collection, and threads that start the driver and the context."""
 
 import gc
 import threading

@@ -372,8 +372,8 @@ print(json.dumps({"tokens": len(output.outputs[0].token_ids), "prompt_tokens": l
                   "pages": llm.stats().pages, "import_s": imported - began, "load_s": loaded - imported,
                   "first_token_s": time.perf_counter() - loaded}), flush=True)
 """
-# The same, one part after another: how long each takes where none runs in a thread beside others. "runner" includes
-# "cache", "load" all from "tokenizer" to "engine", and "first_token" what comes after that.
+# The same with nothing in threads: the seconds of each part alone. "cache" is part of "runner". "load" covers weights,
+# table of angles, tokenizer, runner and engine; "first_token" covers kernels and graph.
 PARTS = """
 import functools, json, sys, time
 seconds = {}
@@ -435,8 +435,8 @@ def write_checkpoint(folder: Path, config: Config) -> int:
 
 def engine_start(runs: int = 2) -> dict:
     """Seconds from the start of a process to the first token: `first_run` compiles what no cache has kept, `seconds` is
-    the second. The file was just written, so that it lies in the host's memory. alone: the seconds of each part, if
-    none overlaps with another."""
+    the second. The file was just written, so it is in the host's memory. alone: the seconds of each part when nothing
+    overlaps."""
     config, started_runs = config_here(), []
     prompt = " ".join(f"w{i}" for i in np.random.default_rng(9).integers(0, config.vocab_size, 12))
     with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
