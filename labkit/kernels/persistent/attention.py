@@ -20,12 +20,12 @@ from labkit.device import ptx
 from labkit.kernels.attention.pages import LOG2_E, PAGE
 from labkit.kernels.matmul.mma import ADD_PRODUCT
 from labkit.kernels.persistent.decoder import Decoder
-from labkit.kernels.persistent.product import NOTHING
+from labkit.kernels.persistent.product import HALF as BLOCK  # of a head, that four lanes load at a time
+from labkit.kernels.persistent.product import NOTHING, load_halves
 from labkit.kernels.persistent.ring import make_claim, make_stages
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 from labkit.kernels.rope import NAN
 
-BLOCK = 32  # elements of a head that four lanes load at a time
 LOW, HIGH = uint32(0xFFFF), uint32(0xFFFF0000)
 SPLITS_AT_ONCE = 16  # whose partial results are in flight together
 
@@ -73,7 +73,7 @@ def make_attention(decoder: Decoder):
     HALF, STRIDE, SCALE = SIZE // 2, SIZE + 1, float32(decoder.scale * LOG2_E)
     PAIRS, PAIR_VALUES = decoder.pairs, 2 * decoder.pairs
     BLOCKS, QUERY_WORDS = SIZE // BLOCK, SIZE // BLOCK * 4
-    CHUNKS, PASSES = SIZE // 8, -(-SIZE // 64)  # 16 bytes of a value, eight of which are computed in a pass
+    CHUNKS, PASSES = SIZE // 8, -(-SIZE // 64)  # of 16 bytes of a value; a pass computes eight of them
     BUFFER = PAGES * GROUP * STRIDE  # float32 of the results of an item
     to_float, to_element, pack = element.number, element.element, element.pack
     add_product = ADD_PRODUCT[element]
@@ -196,8 +196,6 @@ def make_attention(decoder: Decoder):
     def score_page(tiles, keys, fragment, scores, lane):
         """Write the products of the query heads and 16 keys: lane 4 * g + q has head g's with the tokens 2q, 2q + 1,
         2q + 8 and 2q + 9, at 0, 1, 4 and 5. Two keys are a multiple of 128 bytes apart, as the rows in product.py."""
-        is_odd = lane // 4 % 2 == 1
-        first = uint32(BLOCK) if is_odd else uint32(0)
         for i in range(8):
             scores[i] = ZERO
         for t in range(2):
@@ -206,16 +204,14 @@ def make_attention(decoder: Decoder):
                 add_block(scores, 4 * t, fragment, 0, ptx.load_shared4(tiles, i))
             else:
                 for b in range(0, BLOCKS, 2):
-                    x = ptx.load_shared4(tiles, i + b * BLOCK + first)
-                    y = ptx.load_shared4(tiles, i + b * BLOCK + (BLOCK - first))
-                    low, high = (y, x) if is_odd else (x, y)
+                    low, high = load_halves(tiles, i + b * BLOCK, lane)
                     add_block(scores, 4 * t, fragment, b, low)
                     add_block(scores, 4 * t, fragment, b + 1, high)
 
     @cuda.jit(device=True)
     def attend_page(tiles, keys, visible, fragment, scratch, results, lane):
-        """Write the heads' results of a page, of which so many tokens are visible, to scratch, STRIDE apart. keys:
-        where the page's keys begin in the ring; its values are PAGES pages behind."""
+        """Write the heads' results for a page's first `visible` tokens to scratch, STRIDE apart. keys: where the page's
+        keys begin in the ring; its values are PAGES pages behind."""
         scores, acc = cuda.local.array(8, float32), cuda.local.array(32, float32)
         head, q = lane // 4, lane % 4
         score_page(tiles, keys, fragment, scores, lane)
@@ -259,7 +255,7 @@ def make_attention(decoder: Decoder):
     @cuda.jit(device=True)
     def attend(step, number, end, item, ring, count, qkv, cache, layer, cos_sin, attended, queries, scratch, partial,
                arrived, is_last, warp, lane):
-        """Attention of the items from `number` on, the first of which is `item`. Return the next count."""
+        """Compute the attention of items `number` to `end`; item: the first one. Return the next count."""
         pairs = cuda.local.array(PAIR_VALUES, float32)
         fragment = cuda.local.array(QUERY_WORDS, uint32)
         tiles, full, empty, _ = ring

@@ -34,6 +34,15 @@ def fragment_size(decoder: Decoder, columns: int) -> int:
     return STAGE_WORDS * -(-columns // decoder.stage_columns)
 
 
+@cuda.jit(device=True)
+def load_halves(tiles, start, lane):
+    """Load this lane's 16 bytes of each half of a group, which begin at tiles[start] and HALF elements behind it."""
+    is_odd = lane // 4 % 2 == 1
+    first = uint32(HALF) if is_odd else uint32(0)
+    a, b = ptx.load_shared4(tiles, start + first), ptx.load_shared4(tiles, start + (HALF - first))
+    return (b, a) if is_odd else (a, b)
+
+
 def make_product(decoder: Decoder, columns: int):
     """Make the device functions for rows of so many columns: load_rows, normalise, multiply, and multiply_long."""
     COLUMNS, WARPS, STAGE, PITCH = columns, decoder.warps, decoder.stage, min(columns, decoder.stage_columns)
@@ -85,15 +94,12 @@ def make_product(decoder: Decoder, columns: int):
         """acc[t : t + 8] += the product of the rows, from fragment[j] on, and of the next stage of the ring, which has
         the columns of stage r."""
         tiles, full, empty, _ = ring
-        is_odd = lane // 4 % 2 == 1
-        first = uint32(HALF) if is_odd else uint32(0)
         stage, lap = stage_of(count)
         ptx.mbarrier_wait_bounded(full, stage, lap)
         for n in range(GROUPS):
             if WHOLE or ((GROUPS * r + n) * WARPS + warp) * GROUP < COLUMNS:
                 start = stage * STAGE + lane // 4 * PITCH + (n * WARPS + warp) * GROUP + lane % 4 * 8
-                a, b = ptx.load_shared4(tiles, start + first), ptx.load_shared4(tiles, start + (HALF - first))
-                low, high = (b, a) if is_odd else (a, b)
+                low, high = load_halves(tiles, start, lane)
                 for k in range(2):
                     i = j + 8 * n + 2 * k
                     add_product(acc, t, fragment[i], NOTHING, fragment[i + 1], NOTHING, low[2 * k], low[2 * k + 1])
@@ -126,8 +132,8 @@ def make_product(decoder: Decoder, columns: int):
 
     @cuda.jit(device=True)
     def multiply_long(array, start, ring, scratch, buffer, count, warp, lane):
-        """The same for two tiles and long rows, of which the columns of two stages are in registers at a time: this
-        lane's row begins at array[start]."""
+        """The same for two tiles and rows that are too long for registers, which hold the columns of two stages at a
+        time. This lane's row begins at array[start]."""
         acc = cuda.local.array(16, float32)
         fragment = cuda.local.array(STAGE_WORDS, uint32)
         following = cuda.local.array(STAGE_WORDS, uint32)

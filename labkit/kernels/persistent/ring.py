@@ -59,8 +59,8 @@ def make_claim(decoder: Decoder):
 
 def make_load_matrix(decoder: Decoder):
     """Make the device function of the copying warp: copy this block's tiles of a matrix (rows, columns) that begins at
-    weights[base]. A unit is `tiles` tiles of eight rows, of which the same columns follow one another; the blocks take
-    units in turn. count: as for stage_of."""
+    weights[base]. A unit is `tiles` tiles of eight rows, copied column range by column range; the blocks take units in
+    turn. count: as for stage_of."""
     STAGE, STAGE_COLUMNS = decoder.stage, decoder.stage_columns
     claim, (_, next_stage) = make_claim(decoder), make_stages(decoder)
     ITEMSIZE = decoder.element.dtype.itemsize
