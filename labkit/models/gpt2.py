@@ -9,8 +9,8 @@ Shapes at the ends of lines: T tokens in this call, N the capacity of the cache,
 size of its vocabulary. Numbers are float32; parameters and cache may be float16. Every multiplication is done by a
 kernel of labkit.kernels.
 
-A single token, a decoder's step, has launches of its own where there are kernels for its shape: gpt2_step.py. With
-`Kernels` of one's own every launch is one of those.
+A single token, a decoder's step, has launches of its own where there are kernels for its shape: gpt2_step.py. On a GPU
+of compute capability 9.0 it is one launch: gpt2_one_kernel.py. With `Kernels` of one's own every launch is one of those.
 
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); parameters are named and laid
         out as in the files of transformers' GPT2LMHeadModel
@@ -29,11 +29,12 @@ from numba import int32
 
 from labkit import cuda
 from labkit.device import gpus, graphs, launches
+from labkit.device.memory import zeros
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
 from labkit.models import gpt2_block as block
-from labkit.models import gpt2_step
+from labkit.models import gpt2_one_kernel, gpt2_step
 from labkit.models.blob import Blob
 from labkit.models.configs import HEAD, names_in
 from labkit.models.configs import GPT2Config as Config
@@ -50,11 +51,12 @@ class GPT2:
     are launched for every token. dtype: what parameters and cache become, "float32", which "auto" is, or "float16".
     one_row: whether a single token takes the launches of gpt2_step.py. None: with float16; and with float32 on a GPU,
     if there are kernels for the model's shape and none are given. On the CPU device, which has no launches to save,
-    they are slower.
+    they are slower. one_kernel: whether a single token is one launch. None: on a GPU, where it takes one_row's launches
+    and there is such a kernel.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None, *,
-                 dtype="auto", one_row: bool | None = None):
+                 dtype="auto", one_row: bool | None = None, one_kernel: bool | None = None):
         self.config, self.kernels = config, kernels or Kernels()
         self.dtype = np.dtype(chosen(dtype, config.kind))
         half, problem = self.dtype == np.float16, gpt2_step.problem(config, self.dtype)
@@ -68,13 +70,18 @@ class GPT2:
         self.weights = Blob(tensors, dtype=self.dtype, names=names_in(tensors, config), finite=True)
         self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
         self.layers = [self.weights.under(f"h.{layer}.") for layer in range(config.n_layer)]
+        if one_kernel and kernels is not None:
+            raise ValueError("one_kernel: the model has kernels of its own, and they would not be used")
+        if one_kernel is None:
+            one_kernel = self.one_row and gpus.chosen_on_gpu() and not gpt2_one_kernel.problem(self)
+        self.one_kernel = gpt2_one_kernel.OneKernel(self) if one_kernel else None
 
     def with_kernels(self, kernels: Kernels) -> GPT2:
         """The same model, on the same weights, with other kernels, which are launched for every token."""
         if self.dtype != np.float32:
             raise ValueError(f"kernels are for float32; this model is in {self.dtype}")
         other = copy.copy(self)
-        other.kernels, other.one_row = kernels, False
+        other.kernels, other.one_row, other.one_kernel = kernels, False, None
         return other
 
     def block(self, layer: int, ws: Workspace, count: int, stream=0, watch=None) -> None:
@@ -90,6 +97,9 @@ class GPT2:
         All that changes from call to call lies in device memory, so that a graph of these launches can be used again.
         watch(name, array): called after each launch, to inspect its output; the launches are those of self.kernels.
         """
+        if count == 1 and self.one_kernel and watch is None:
+            self.one_kernel.forward(ws, stream=stream)
+            return
         if count == 1 and self.one_row and watch is None:
             gpt2_step.forward(self, ws, stream)
             return
@@ -125,6 +135,9 @@ class GPT2:
 
         The caller updates ws.length.
         """
+        if self.one_kernel:
+            self.one_kernel.forward(ws, 1, stream)
+            return
         self.forward(ws, 1, stream)
         if self.one_row:
             gpt2_step.pick(ws, stream=stream)
@@ -235,7 +248,8 @@ class Workspace:
         self.block = block.Workspace(config.block, T)  # the intermediates of a layer
         self.logits = cuda.device_array((1, config.vocab_size), np.float32)
         # No row of the cache is read before it is written; zeros only make it easier to inspect.
-        self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), self.dtype)) for _ in range(config.n_layer))
+        self.cache = zeros((config.n_layer, self.context, 2 * C), self.dtype)
+        self.caches = tuple(self.cache[layer] for layer in range(config.n_layer))
         self.one_row = gpt2_step.Memory(C, config.n_head, self.dtype)
         self.rows = functools.cache(self._rows)
 
@@ -248,7 +262,7 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         arrays = (self.ids, self.start, self.x, self.block, self.logits, self.one_row)
-        return sum(array.nbytes for array in (*arrays, *self.caches))
+        return sum(array.nbytes for array in (*arrays, self.cache))
 
     def reset(self, length: int = 0) -> None:
         """Forget all tokens but the first `length`."""

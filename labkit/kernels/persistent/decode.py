@@ -12,8 +12,8 @@ Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megaker
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
-from labkit import cuda, device, u32
-from labkit.device import gpus, ptx
+from labkit import cuda, u32
+from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, launch_tiled
 from labkit.kernels.attention.pages import PAGE
@@ -21,7 +21,7 @@ from labkit.kernels.elements import SWIGLU
 from labkit.kernels.op import missing
 from labkit.kernels.persistent.attention import make_attention
 from labkit.kernels.persistent.decoder import JOINS, ROWS, Decoder
-from labkit.kernels.persistent.joins import arrive, leave, wait
+from labkit.kernels.persistent.joins import arrive, blocks_here, leave, make_phases, mark, wait
 from labkit.kernels.persistent.product import TILE, fragment_size, make_product, make_sum_warps
 from labkit.kernels.persistent.ring import make_load_matrix
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
@@ -30,18 +30,12 @@ KINDS = 6  # weights of a layer, in the order of `offsets`
 NORM, QKV, OUT, POST_NORM, GATE_UP, DOWN = range(KINDS)
 _, EMBEDDING, HEAD = range(3)  # of its last row, behind the norm
 NO_TOKEN = int32(-1)  # where all logits are NaN
-CPU_BLOCKS = 2  # that the CPU device runs
 
 
 @cuda.jit(device=True)
 def offset_of(offsets, row, kind):
     """Return where a weight begins, in elements."""
     return uint64(offsets[row, kind]) * uint64(8)
-
-
-@cuda.jit(device=True)
-def mark(timers, index, marks):
-    ptx.store_timer(timers, u32.blockIdx.x * marks + index)
 
 
 @kernel_factory
@@ -59,6 +53,7 @@ def make_persistent_decode(decoder: Decoder):
     *_, multiply_gated = make_product(decoder, M)
     load_matrix, sum_warps = make_load_matrix(decoder), make_sum_warps(decoder)
     items_of_block, load_items, find_item, load_rotation, attend = make_attention(decoder)
+    begin_phase, end_phase, resume = make_phases(THREADS, TIMED)
     to_float, to_element, rounded, swiglu = element.number, element.element, element.rounded, SWIGLU[element]
 
     @cuda.jit(device=True)
@@ -87,27 +82,6 @@ def make_persistent_decode(decoder: Decoder):
             value, index = better(value, index, cuda.shfl_xor_sync(ALL_LANES, value, 1 << n),
                                   cuda.shfl_xor_sync(ALL_LANES, index, 1 << n))
         return value, index
-
-    @cuda.jit(device=True)
-    def end_phase(at_join, counters, timers, number, marks, thread):
-        """End phase `number`, counted from 0. What follows until the next one begins depends on no other block."""
-        if thread == 0:
-            cuda.atomic.exch(at_join, 0, 1)
-            if TIMED:
-                mark(timers, 2 * number + 1, marks)
-        arrive(counters, thread, THREADS)
-
-    @cuda.jit(device=True)
-    def begin_phase(counters, timers, number, marks, thread):
-        wait(counters, number * u32.gridDim.x, thread, THREADS)
-        if TIMED and thread == 0:
-            mark(timers, 2 * number, marks)
-
-    @cuda.jit(device=True)
-    def resume(at_join, thread):
-        """Let the copying warp have more in flight again, once this block has read what it waited for."""
-        if thread == 0:
-            cuda.atomic.exch(at_join, 0, 0)
 
     @cuda.jit(launch_bounds=(decoder.threads, 1))
     def persistent_decode_kernel(weights, offsets, table, ids, positions, slots, contexts, page_table, cache, x, qkv,
@@ -261,11 +235,6 @@ def make_persistent_decode(decoder: Decoder):
     persistent_decode_kernel.threads = decoder.threads
     persistent_decode_kernel.shared_bytes = decoder.ring_bytes
     return persistent_decode_kernel
-
-
-def blocks_here() -> int:
-    """Return how many blocks a launch has: one for each SM, so that all are resident."""
-    return gpus.sm_count() if device.on_gpu() else CPU_BLOCKS
 
 
 class Buffers:

@@ -1,0 +1,619 @@
+"""A token of a GPT-2, from its id to the logits and the greedy token after it, in one kernel.
+
+Shapes  weights, a buffer of float32 or float16 (Sizes.layer says how a layer lies in it; behind the last one come the
+        last norm's weight and bias), table and head (V, C), positions (P, C), cache (layers, rows, 2*C) of the same
+        type; ids, start (1,) int32: the token, and how many are in the cache; logits (1, V) float32
+Needs   compute capability 9.0
+Work    all weights, keys and values are read once; 5 joins for each layer (joins.py), and one before the greedy token.
+        Activations between phases are float32
+Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import float32, int32, int64, uint32, uint64
+
+from labkit import cuda, u32
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
+from labkit.kernels.arguments import aligned, check_array, launch_tiled
+from labkit.kernels.attention.pages import LOG2_E
+from labkit.kernels.elements import FLOAT32, Element
+from labkit.kernels.gelu import gelu_sigmoid
+from labkit.kernels.linear.one_row import make_row_statistics
+from labkit.kernels.op import missing
+from labkit.kernels.persistent.joins import arrive, blocks_here, leave, make_phases, mark, wait
+from labkit.kernels.persistent.ring import make_claim, make_stages
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_sum
+
+JOINS = 5  # of a layer: after qkv, attention, o, the first and the second layer of the MLP
+MAX_SPLITS = 32  # of the keys of a head
+WIDEST = 1280  # numbers of a row in a warp's registers, beside its norm's weight and bias
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """GPT-2's sizes. splits: of the keys of a head. warps: of a block that compute; one more copies. in_flight: stages
+    that an SM copies at once. timed: record when each block begins and ends each phase."""
+
+    hidden: int
+    heads: int
+    inner: int
+    vocab: int
+    element: Element = FLOAT32
+    splits: int = 11
+    warps: int = 16
+    stages: int = 4
+    in_flight: int = 2
+    timed: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def parts(self) -> int:
+        """Of the rows of the MLP's second layer: each is as long as the other layers' rows."""
+        return self.inner // self.hidden
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a row of weights in memory: its bias lies behind it, with which it is copied."""
+        return self.hidden + self.element.per_load
+
+    @property
+    def inner_pitch(self) -> int:
+        return self.inner + self.element.per_load
+
+    @property
+    def layer(self) -> dict[str, int]:
+        """Where each part of a layer begins, and where the layer ends, in elements."""
+        C, M, begin, result = self.hidden, self.inner, 0, {}
+        for name, size in (("qkv", 3 * C * self.pitch), ("o", C * self.pitch), ("fc", M * self.pitch),
+                           ("proj", C * self.inner_pitch), ("ln_1", 2 * C), ("ln_2", 2 * C), ("end", 0)):
+            result[name], begin = begin, begin + size
+        return result
+
+    @property
+    def stage(self) -> int:
+        """Elements of a stage of the ring: a row of weights for each warp, or keys and values."""
+        return self.warps * self.pitch
+
+    @property
+    def stage_tokens(self) -> int:
+        """Tokens whose keys and values fill a stage."""
+        return self.stage // (2 * self.head_dim)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Dynamic shared memory."""
+        return self.stages * self.stage * self.element.dtype.itemsize
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + 1)
+
+    @property
+    def scratch(self) -> int:
+        """float32 in shared memory: the warps' results of attention, the attended row, or two stages' sums."""
+        return max(self.warps * (self.head_dim + 2), self.hidden, 2 * self.warps)
+
+    def marks(self, layers: int) -> int:
+        """Return the times that a block records: the begin and the end of each phase."""
+        return 2 * (JOINS * layers + 1)
+
+    def problem(self) -> str:
+        """Why the kernel cannot compute such a model; empty if it can."""
+        if self.hidden % 8 or self.hidden > WIDEST:
+            return f"n_embd is {self.hidden}; multiples of 8 up to {WIDEST:,} are allowed"
+        if self.hidden % self.heads or self.head_dim % 8 or self.head_dim > 128:
+            return f"heads have {self.hidden / self.heads:g} numbers; multiples of 8 up to 128 are allowed"
+        if self.inner % self.hidden or self.warps % self.parts:
+            return (f"the MLP is {self.inner} wide; {self.hidden} times "
+                    f"{', '.join(str(n) for n in range(1, self.warps + 1) if self.warps % n == 0)} are allowed")
+        return ""
+
+
+@kernel_factory
+def make_persistent_gpt2(sizes: Sizes):
+    """A block has sizes.warps warps that compute and one that copies weights, keys and values. A product's rows are
+    shared out among the blocks, neighbouring ones to each; a warp multiplies a row at a time."""
+    WARPS, THREADS, STAGES, STAGE = sizes.warps, 32 * sizes.warps, sizes.stages, sizes.stage
+    C, M, V, HEADS, SIZE, SPLITS = (sizes.hidden, sizes.inner, sizes.vocab, sizes.heads, sizes.head_dim, sizes.splits)
+    PITCH, INNER_PITCH, PARTS, TIMED = sizes.pitch, sizes.inner_pitch, sizes.parts, sizes.timed
+    QKV, OUT, FC, PROJ, LN_1, LN_2, LAYER = sizes.layer.values()
+    PROJ_ROWS = WARPS // PARTS  # of a stage
+    element, ELEMENT, ITEMSIZE = sizes.element, sizes.element.dtype.type, sizes.element.dtype.itemsize
+    PACKED, VEC = element.pack is not None, element.per_load
+    VECS = -(-C // (32 * VEC))
+    ROW, EXACT = VEC * VECS, C % (32 * VEC) == 0
+    CHUNKS = SIZE // VEC  # of 16 bytes, of a key
+    LANES = 1 << (CHUNKS - 1).bit_length()  # that share a key
+    FULL_GROUPS, GROUPS, WARP_GROUPS = LANES == CHUNKS, THREADS // LANES, 32 // LANES
+    SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, WARP_GROUPS.bit_length() - 1
+    TOKENS, ITEMS, PARTIAL, SCRATCH = sizes.stage_tokens, HEADS * SPLITS, SIZE + 1, sizes.scratch
+    SCALE = float32(LOG2_E / math.sqrt(SIZE))
+    to_float, to_element, unpack = element.number, element.element, element.unpack
+    claim, (stage_of, next_stage) = make_claim(sizes), make_stages(sizes)
+    begin_phase, end_phase, resume = make_phases(THREADS, TIMED)
+    _, statistics = make_row_statistics(C, VEC)
+
+    @cuda.jit(device=True)
+    def slice_of(rows):
+        """Return (begin, end) of the rows of this block."""
+        each = (rows + (u32.gridDim.x - 1)) // u32.gridDim.x
+        begin = min(u32.blockIdx.x * each, rows)
+        return begin, min(begin + each, rows)
+
+    @cuda.jit(device=True)
+    def split_of(item, visible):
+        """Return (head, first token, end of the tokens) of an item of attention: a split of a head's keys."""
+        each = (visible + (SPLITS - 1)) // SPLITS
+        first = min(item % SPLITS * each, visible)
+        return item // SPLITS, first, min(first + each, visible)
+
+    # --- The copying warp ---------------------------------------------------------------------------------------------
+
+    @cuda.jit(device=True)
+    def load_matrix(ring, weights, base, rows, pitch, stage_rows, count, lane):
+        """Copy this block's rows of a matrix that begins at weights[base], `stage_rows` at a time: they are neighbours
+        in memory, one copy. count: as for stage_of."""
+        tiles, full, _, _ = ring
+        begin, end = slice_of(rows)
+        for first in u32.range(begin, end, stage_rows):
+            nbytes = min(stage_rows, end - first) * pitch * ITEMSIZE
+            stage = claim(ring, count, nbytes, lane)
+            if lane == 0:
+                ptx.bulk_load(tiles, stage * STAGE, weights, base + uint64(first) * uint64(pitch), nbytes, full, stage)
+            count = next_stage(count)
+        return count
+
+    @cuda.jit(device=True)
+    def load_keys(ring, cache, layer, visible, count, lane):
+        """Copy keys and values of this block's items, the newest token's excepted."""
+        tiles, full, _, _ = ring
+        for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
+            head, begin, end = split_of(item, visible)
+            for first in u32.range(begin, end, TOKENS):
+                tokens = min(min(first + TOKENS, end), visible - 1) - first
+                stage = claim(ring, count, 2 * tokens * (SIZE * ITEMSIZE), lane)
+                for token in u32.range(lane, tokens, 32):
+                    row = uint64(layer) * uint64(cache.shape[1]) + uint64(first + token)
+                    start, target = row * uint64(2 * C) + uint64(head * SIZE), stage * STAGE + token * SIZE
+                    ptx.bulk_load(tiles, target, cache, start, SIZE * ITEMSIZE, full, stage)
+                    ptx.bulk_load(tiles, target + TOKENS * SIZE, cache, start + uint64(C), SIZE * ITEMSIZE, full, stage)
+                count = next_stage(count)
+        return count
+
+    @cuda.jit(device=True)
+    def load_ring(ring, weights, head, cache, visible, lane):
+        """All that the copying warp does."""
+        layers, count = u32.shape(cache)[0], uint32(0)
+        for layer in u32.range(layers):
+            base = uint64(layer) * uint64(LAYER)
+            count = load_matrix(ring, weights, base + uint64(QKV), 3 * C, PITCH, WARPS, count, lane)
+            count = load_keys(ring, cache, layer, visible, count, lane)
+            count = load_matrix(ring, weights, base + uint64(OUT), C, PITCH, WARPS, count, lane)
+            count = load_matrix(ring, weights, base + uint64(FC), M, PITCH, WARPS, count, lane)
+            count = load_matrix(ring, weights, base + uint64(PROJ), C, INNER_PITCH, PROJ_ROWS, count, lane)
+        load_matrix(ring, head, uint64(0), V, C, WARPS, count, lane)
+
+    # --- Rows ---------------------------------------------------------------------------------------------------------
+
+    # A lane has VEC neighbouring elements of a row, those 32 * VEC further on, and so on; zeros behind the row's end.
+
+    @cuda.jit(device=True)
+    def load_row(values, array, start, lane):
+        """Load a row of float32 that begins at array[start]."""
+        for j in range(VECS):
+            k = VEC * lane + 32 * VEC * j
+            inside = EXACT or k < C
+            for n in range(0, VEC, 4):
+                words = ptx.load_global4(array, start + (k + n if inside else 0))
+                for i in range(4):
+                    values[VEC * j + n + i] = words[i] if inside else ZERO
+
+    @cuda.jit(device=True)
+    def unpack_words(words, values, i):
+        for n in range(4):
+            if PACKED:
+                values[i + 2 * n], values[i + 2 * n + 1] = unpack(words[n])
+            else:
+                values[i + n] = words[n]
+
+    @cuda.jit(device=True)
+    def load_parameters(values, array, start, lane):
+        """Load a row of elements that nothing writes, which begins at array[start]."""
+        for j in range(VECS):
+            k = VEC * lane + 32 * VEC * j
+            unpack_words(ptx.load_nc4(array, start + uint64(k if EXACT or k < C else 0)), values, VEC * j)
+
+    @cuda.jit(device=True)
+    def load_norm(weight, bias, array, start, lane):
+        load_parameters(weight, array, start, lane)
+        load_parameters(bias, array, start + uint64(C), lane)
+
+    @cuda.jit(device=True)
+    def normalise(values, weight, bias, lane):
+        """LayerNorm, by each warp for itself."""
+        mean, rstd = statistics(values, lane)
+        for j in range(VECS):
+            inside = EXACT or VEC * lane + 32 * VEC * j < C
+            for i in range(VEC):
+                n = VEC * j + i
+                values[n] = (values[n] - mean) * rstd * weight[n] + bias[n] if inside else ZERO
+
+    @cuda.jit(device=True)
+    def multiply(values, tiles, start, lane):
+        """Return, to every lane, the product of a row and the weights from tiles[start] on."""
+        even, odd = ZERO, ZERO
+        for j in range(VECS):
+            k = VEC * lane + 32 * VEC * j
+            words = ptx.load_shared4(tiles, start + (k if EXACT or k < C else 0))
+            for n in range(4):
+                if PACKED:
+                    low, high = unpack(words[n])
+                    even += values[VEC * j + 2 * n] * low
+                    odd += values[VEC * j + 2 * n + 1] * high
+                elif n % 2 == 0:
+                    even += values[VEC * j + n] * words[n]
+                else:
+                    odd += values[VEC * j + n] * words[n]
+        return warp_sum(even + odd)
+
+    @cuda.jit(device=True)
+    def await_stage(ring, count):
+        """Return the next stage of the ring, once it is full."""
+        stage, lap = stage_of(count)
+        ptx.mbarrier_wait_bounded(ring[1], stage, lap)
+        return stage
+
+    @cuda.jit(device=True)
+    def release(ring, stage, lane):
+        cuda.syncwarp()  # all lanes have read the stage
+        if lane == 0:
+            ptx.mbarrier_arrive(ring[2], stage)
+
+    @cuda.jit(device=True)
+    def next_product(values, ring, row, end, bias, pitch, count, warp, lane):
+        """Return the product of `values` with this warp's row of the next stage, and its bias; zeros where it has
+        none."""
+        stage, total, added = await_stage(ring, count), ZERO, ZERO
+        if row < end:
+            start = stage * STAGE + warp * pitch
+            total = multiply(values, ring[0], start, lane)
+            if bias:
+                added = to_float(ring[0][start + C])
+        release(ring, stage, lane)
+        return total, added
+
+    # --- Attention ----------------------------------------------------------------------------------------------------
+
+    @cuda.jit(device=True)
+    def attend_stage(ring, query, acc, row_max, row_sum, tokens, stage, warp, lane):
+        """Add the tokens of a stage to this group's part of the attention, of which row_max is in units of log2."""
+        key = cuda.local.array(VEC, float32)
+        value = cuda.local.array(VEC, float32)
+        tiles, chunk = ring[0], lane % LANES
+        offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
+        for first in u32.range(0, tokens, GROUPS):
+            token = first + warp * WARP_GROUPS + lane // LANES
+            inside = token < tokens
+            i = stage * STAGE + min(token, tokens - 1) * SIZE + offset
+            unpack_words(ptx.load_shared4(tiles, i), key, 0)
+            unpack_words(ptx.load_shared4(tiles, i + TOKENS * SIZE), value, 0)
+            score = ZERO
+            for n in range(VEC):
+                score += query[n] * key[n]
+            for n in range(SHUFFLES):
+                score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << n)
+            if inside:
+                new_max = max(row_max, score)
+                correction, weight = ptx.exp2_approx(row_max - new_max), ptx.exp2_approx(score - new_max)
+                row_max, row_sum = new_max, row_sum * correction + weight
+                for n in range(VEC):
+                    acc[n] = acc[n] * correction + weight * value[n]
+        return row_max, row_sum
+
+    @cuda.jit(device=True)
+    def put_newest(ring, cache, layer, head, token, place, stage, lane):
+        """Copy the newest token's key and value to their place in the stage, from the cache."""
+        for d in u32.range(lane, SIZE, 32):
+            i = stage * STAGE + place * SIZE + d
+            ring[0][i] = cache[layer, token, head * SIZE + d]
+            ring[0][i + TOKENS * SIZE] = cache[layer, token, C + head * SIZE + d]
+        ptx.fence_proxy_async()  # the next copies into the stage come after these writes
+
+    @cuda.jit(device=True)
+    def weight_of(part_max, new_max):
+        """Return what a part of the keys weighs: 0 if it is empty, whose maximum is -inf, as new_max may be, too."""
+        return ptx.exp2_approx(part_max - new_max) if part_max > NEG_INF else ZERO
+
+    @cuda.jit(device=True)
+    def attend(ring, q, cache, layer, visible, partial, scratch, count, warp, lane):
+        """Write the partial results of this block's items: for each SIZE outputs, and the log2 of the sum of their
+        exponentials. Return the next count."""
+        query = cuda.local.array(VEC, float32)
+        acc = cuda.local.array(VEC, float32)
+        thread, chunk = 32 * warp + lane, lane % LANES
+        offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
+        for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
+            head, begin, end = split_of(item, visible)
+            for n in range(VEC):
+                query[n] = q[head * SIZE + offset + n] * SCALE if FULL_GROUPS or chunk < CHUNKS else ZERO
+                acc[n] = ZERO
+            row_max, row_sum = NEG_INF, ZERO
+            for first in u32.range(begin, end, TOKENS):
+                stage, tokens = await_stage(ring, count), min(TOKENS, end - first)
+                if first + tokens == visible:
+                    if warp == 0:
+                        put_newest(ring, cache, layer, head, visible - 1, tokens - 1, stage, lane)
+                    ptx.named_barrier_sync(1, THREADS)
+                row_max, row_sum = attend_stage(ring, query, acc, row_max, row_sum, tokens, stage, warp, lane)
+                release(ring, stage, lane)
+                count = next_stage(count)
+
+            # Merge the groups of a warp, then the warps.
+            new_max = row_max
+            for n in range(GROUP_SHUFFLES):
+                new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, LANES << n))
+            weight = weight_of(row_max, new_max)
+            row_sum *= weight
+            for n in range(GROUP_SHUFFLES):
+                row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, LANES << n)
+            for i in range(VEC):
+                value = acc[i] * weight
+                for n in range(GROUP_SHUFFLES):
+                    value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
+                if lane < CHUNKS:
+                    scratch[warp * (SIZE + 2) + lane * VEC + i] = value
+            if lane == 0:
+                scratch[warp * (SIZE + 2) + SIZE], scratch[warp * (SIZE + 2) + SIZE + 1] = new_max, row_sum
+            ptx.named_barrier_sync(1, THREADS)
+            if thread < SIZE:
+                new_max = NEG_INF
+                for other in range(WARPS):
+                    new_max = max(new_max, scratch[other * (SIZE + 2) + SIZE])
+                total, out = ZERO, ZERO
+                for other in range(WARPS):
+                    weight = weight_of(scratch[other * (SIZE + 2) + SIZE], new_max)
+                    total += scratch[other * (SIZE + 2) + SIZE + 1] * weight
+                    out += scratch[other * (SIZE + 2) + thread] * weight
+                is_empty = begin == end
+                partial[item * PARTIAL + thread] = ZERO if is_empty else out / total
+                if thread == 0:
+                    partial[item * PARTIAL + SIZE] = NEG_INF if is_empty else new_max + math.log2(total)
+            ptx.named_barrier_sync(1, THREADS)  # scratch is read: the next item may overwrite it
+        return count
+
+    @cuda.jit(device=True)
+    def merge_splits(partial, merged, thread):
+        """Write the attended row to shared memory: every block merges the splits again, and none waits for another."""
+        for i in u32.range(thread, C, THREADS):
+            start, d = i // SIZE * (SPLITS * PARTIAL), i % SIZE
+            new_max = NEG_INF
+            for n in range(SPLITS):
+                new_max = max(new_max, partial[start + n * PARTIAL + SIZE])
+            total, out = ZERO, ZERO
+            for n in range(SPLITS):
+                weight = ptx.exp2_approx(partial[start + n * PARTIAL + SIZE] - new_max)
+                total += weight
+                out += weight * partial[start + n * PARTIAL + d]
+            merged[i] = out / total
+
+    # --- The kernel ---------------------------------------------------------------------------------------------------
+
+    @cuda.jit(launch_bounds=(sizes.threads, 1))
+    def persistent_gpt2_kernel(weights, table, positions, head, ids, start, cache, x, q, partial, hidden, logits, best,
+                               counters, timers, advance):
+        tiles = cuda.shared.array(0, ELEMENT)
+        full = cuda.shared.array(STAGES, uint64)
+        empty = cuda.shared.array(STAGES, uint64)
+        scratch = cuda.shared.array(SCRATCH, np.float32, alignment=16)
+        keys = cuda.shared.array(WARPS, int64)
+        at_join = cuda.shared.array(1, uint32)
+        row = cuda.local.array(ROW, float32)
+        norm_weight = cuda.local.array(ROW, float32)
+        norm_bias = cuda.local.array(ROW, float32)
+        thread = u32.threadIdx.x
+        warp, lane = thread // 32, thread % 32
+        block, blocks, layers = u32.blockIdx.x, u32.gridDim.x, u32.shape(cache)[0]
+        marks = 2 * (JOINS * layers + 1)
+        ring = tiles, full, empty, at_join
+        visible = min(uint32(start[0]), u32.shape(cache)[1] - 1) + 1  # tokens, with the new one
+        if thread == 0:
+            for stage in range(STAGES):
+                ptx.mbarrier_init(full, stage, 1)
+                ptx.mbarrier_init(empty, stage, WARPS)
+            at_join[0] = 0
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+
+        if warp == WARPS:
+            load_ring(ring, weights, head, cache, visible, lane)
+        else:
+            count = uint32(0)
+            if TIMED and thread == 0:
+                mark(timers, 0, marks)
+            load_norm(norm_weight, norm_bias, weights, uint64(LN_1), lane)
+            for layer in u32.range(layers):
+                base = uint64(layer) * uint64(LAYER)
+                if layer == 0:
+                    token = min(uint32(ids[0]), V - 1)
+                    position = min(visible, u32.shape(positions)[0]) - 1
+                    load_parameters(row, table, uint64(token) * uint64(C), lane)
+                    for j in range(VECS):
+                        k = VEC * lane + 32 * VEC * j
+                        for i in range(VEC):
+                            row[VEC * j + i] += to_float(positions[position, k + i if EXACT or k < C else 0])
+                            if EXACT or k < C:
+                                if block == 0 and warp == 0:
+                                    x[k + i] = row[VEC * j + i]  # for the first residual, two joins away
+                            else:
+                                row[VEC * j + i] = ZERO
+                else:
+                    load_row(row, x, uint32(0), lane)
+                normalise(row, norm_weight, norm_bias, lane)
+                resume(at_join, thread)
+                begin, end = slice_of(uint32(3 * C))
+                for first in u32.range(begin, end, WARPS):
+                    i = first + warp
+                    total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
+                    count = next_stage(count)
+                    if lane == 0 and i < end:
+                        if i < C:
+                            q[i] = to_float(to_element(total + bias))
+                        else:
+                            cache[layer, visible - 1, i - C] = to_element(total + bias)
+                end_phase(at_join, counters, timers, JOINS * layer, marks, thread)
+                begin_phase(counters, timers, JOINS * layer + 1, marks, thread)
+
+                resume(at_join, thread)
+                count = attend(ring, q, cache, layer, visible, partial, scratch, count, warp, lane)
+                end_phase(at_join, counters, timers, JOINS * layer + 1, marks, thread)
+                begin_phase(counters, timers, JOINS * layer + 2, marks, thread)
+
+                merge_splits(partial, scratch, thread)
+                resume(at_join, thread)
+                ptx.named_barrier_sync(1, THREADS)  # the attended row is written
+                for j in range(VECS):
+                    k = VEC * lane + 32 * VEC * j
+                    for n in range(0, VEC, 4):
+                        words = ptx.load_shared4(scratch, k + n if EXACT or k < C else 0)
+                        for i in range(4):
+                            row[VEC * j + n + i] = words[i] if EXACT or k < C else ZERO
+                begin, end = slice_of(uint32(C))
+                for first in u32.range(begin, end, WARPS):
+                    i = first + warp
+                    residual = x[min(i, C - 1)]  # in flight during the product
+                    total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
+                    count = next_stage(count)
+                    if lane == 0 and i < end:
+                        x[i] = residual + (total + bias)
+                end_phase(at_join, counters, timers, JOINS * layer + 2, marks, thread)
+                load_norm(norm_weight, norm_bias, weights, base + uint64(LN_2), lane)
+                begin_phase(counters, timers, JOINS * layer + 3, marks, thread)
+
+                load_row(row, x, uint32(0), lane)
+                normalise(row, norm_weight, norm_bias, lane)
+                resume(at_join, thread)
+                begin, end = slice_of(uint32(M))
+                for first in u32.range(begin, end, WARPS):
+                    i = first + warp
+                    total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
+                    count = next_stage(count)
+                    if lane == 0 and i < end:
+                        hidden[i] = gelu_sigmoid(total + bias)
+                end_phase(at_join, counters, timers, JOINS * layer + 3, marks, thread)
+                begin_phase(counters, timers, JOINS * layer + 4, marks, thread)
+
+                # A warp has a part of a row; the parts are added up in their order.
+                part, stage_row = warp % PARTS, warp // PARTS
+                load_row(row, hidden, part * C, lane)
+                resume(at_join, thread)
+                begin, end = slice_of(uint32(C))
+                buffer = uint32(0)
+                for first in u32.range(begin, end, PROJ_ROWS):
+                    residual = x[min(first + thread, C - 1)]
+                    stage = await_stage(ring, count)
+                    if first + stage_row < end:
+                        i = stage * STAGE + stage_row * INNER_PITCH
+                        total = multiply(row, tiles, i + part * C, lane)
+                        if lane == 0:
+                            scratch[buffer + warp] = total + (to_float(tiles[i + M]) if part == 0 else ZERO)
+                    release(ring, stage, lane)
+                    count = next_stage(count)
+                    ptx.named_barrier_sync(1, THREADS)
+                    if thread < PROJ_ROWS and first + thread < end:
+                        total = ZERO
+                        for n in range(PARTS):
+                            total += scratch[buffer + thread * PARTS + n]
+                        x[first + thread] = residual + total
+                    buffer = WARPS - buffer
+                end_phase(at_join, counters, timers, JOINS * layer + 4, marks, thread)
+                next_norm = base + uint64(LAYER) + uint64(LN_1 if layer + 1 < layers else 0)
+                load_norm(norm_weight, norm_bias, weights, next_norm, lane)
+                begin_phase(counters, timers, JOINS * layer + 5, marks, thread)
+
+            load_row(row, x, uint32(0), lane)
+            normalise(row, norm_weight, norm_bias, lane)
+            resume(at_join, thread)
+            begin, end = slice_of(uint32(V))
+            max_key = LEAST
+            for first in u32.range(begin, end, WARPS):
+                i = first + warp
+                total, _ = next_product(row, ring, i, end, False, C, count, warp, lane)
+                count = next_stage(count)
+                if i < end:
+                    max_key = max(max_key, key_of(total, i))
+                    if lane == 0:
+                        logits[0, i] = total
+            if lane == 0:
+                keys[warp] = max_key
+            ptx.named_barrier_sync(1, THREADS)  # the keys of all warps are written
+            if thread == 0:
+                for other in range(WARPS):
+                    max_key = max(max_key, keys[other])
+                best[block] = max_key
+                if TIMED:
+                    mark(timers, marks - 1, marks)
+            arrive(counters, thread, THREADS)
+            if block == 0:
+                wait(counters, (JOINS * layers + 1) * blocks, thread, THREADS)
+                if warp == 0 and advance > 0:
+                    for other in u32.range(lane, blocks, 32):
+                        max_key = max(max_key, best[other])
+                    max_key = warp_largest_key(max_key)
+                    if lane == 0:
+                        ids[0] = int32(~uint32(max_key))
+                        start[0] += int32(advance)
+            if thread == 0:
+                leave(counters)
+
+    persistent_gpt2_kernel.threads = sizes.threads
+    persistent_gpt2_kernel.shared_bytes = sizes.ring_bytes
+    return persistent_gpt2_kernel
+
+
+class Buffers:
+    """What a launch needs between its phases; and times, in nanoseconds, of each block the marks, if it is timed."""
+
+    def __init__(self, sizes: Sizes, layers: int):
+        self.sizes, self.layers, self.blocks = sizes, layers, blocks_here()
+        self.x, self.q, self.hidden = (cuda.to_device(np.zeros(n, np.float32))
+                                       for n in (sizes.hidden, sizes.hidden, sizes.inner))
+        self.partial = cuda.device_array(sizes.heads * sizes.splits * (sizes.head_dim + 1), np.float32)
+        self.best = cuda.device_array(self.blocks, np.int64)
+        self.counters = cuda.to_device(np.zeros(2, np.uint32))
+        self.times = cuda.to_device(np.zeros(self.blocks * sizes.marks(layers) if sizes.timed else 1, np.uint64))
+
+
+def persistent_gpt2(buffers: Buffers, weights, table, positions, head, ids, start, cache, logits, advance=0,
+                    stream=0) -> None:
+    """Write logits, and the token's keys and values to row start[0] of the cache. With advance=1 the most likely token
+    replaces ids[0], and start[0] is one larger."""
+    sizes, layers = buffers.sizes, buffers.layers
+    dtype, C = sizes.element.dtype, sizes.hidden
+    if problem := sizes.problem():
+        raise ValueError(f"sizes: {problem}")
+    check_array("weights", weights, shape=(layers * sizes.layer["end"] + 2 * C,), dtype=dtype, most=1 << 35)
+    for name, array in (("table", table), ("head", head)):
+        check_array(name, array, shape=(sizes.vocab, C), dtype=dtype)
+    check_array("positions", positions, shape=(positions.shape[0], C), dtype=dtype)
+    check_array("ids", ids, shape=(1,), dtype=np.int32)
+    check_array("start", start, shape=(1,), dtype=np.int32)
+    check_array("cache", cache, ndim=3, dtype=dtype, most=1 << 40)
+    if cache.shape[0] != layers or cache.shape[2] != 2 * C:
+        raise ValueError(f"cache has shape {tuple(cache.shape)}; it must be ({layers}, tokens, {2 * C})")
+    check_array("logits", logits, shape=(1, sizes.vocab))
+    if not aligned(weights, table, head, cache):
+        raise ValueError("weights, table, head and cache must begin at multiples of 16 bytes")
+    kernel = make_persistent_gpt2(sizes)
+    if reason := missing(kernel):
+        raise ValueError(f"persistent_gpt2 {reason}")
+    launch_tiled(kernel, buffers.blocks, stream, weights, table, positions, head, ids, start, cache, buffers.x,
+                 buffers.q, buffers.partial, buffers.hidden, logits, buffers.best, buffers.counters, buffers.times,
+                 np.uint32(advance))
