@@ -22,7 +22,7 @@ from labkit.kernels.persistent.gpt2 import MAX_SPLITS, Buffers, Sizes, make_pers
 from labkit.kernels.persistent.joins import blocks_here
 
 CPU_WARPS = 4  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
-MAX_STAGES = 8
+MAX_STAGES = 10
 STATIC = 2048  # bytes of shared memory for barriers and keys, at most
 LINEARS = {"qkv": "attn.c_attn", "o": "attn.c_proj", "fc": "mlp.c_fc", "proj": "mlp.c_proj"}
 

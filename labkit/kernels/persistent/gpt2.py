@@ -45,8 +45,8 @@ class Sizes:
     vocab: int
     element: Element = FLOAT32
     splits: int = 11
-    warps: int = 16
-    stages: int = 4
+    warps: int = 12
+    stages: int = 5
     in_flight: int = 2
     timed: bool = False
 
