@@ -23,11 +23,11 @@ from labkit.kernels.arguments import aligned, check_array, launch_tiled
 from labkit.kernels.attention.pages import LOG2_E
 from labkit.kernels.elements import FLOAT32, Element
 from labkit.kernels.gelu import gelu_sigmoid
-from labkit.kernels.linear.one_row import make_row_statistics
+from labkit.kernels.norm.rows import EPSILON, small
 from labkit.kernels.op import missing
 from labkit.kernels.persistent.joins import arrive, blocks_here, leave, make_phases, mark, wait
 from labkit.kernels.persistent.ring import make_claim, make_stages
-from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_sum
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_max, warp_sum
 
 JOINS = 5  # of a layer: after qkv, attention, o, the first and the second layer of the MLP
 MAX_SPLITS = 32  # of the keys of a head
@@ -48,6 +48,7 @@ class Sizes:
     warps: int = 12
     stages: int = 5
     in_flight: int = 2
+    at_join: int = 0
     timed: bool = False
 
     @property
@@ -135,11 +136,13 @@ def make_persistent_gpt2(sizes: Sizes):
     FULL_GROUPS, GROUPS, WARP_GROUPS = LANES == CHUNKS, THREADS // LANES, 32 // LANES
     SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, WARP_GROUPS.bit_length() - 1
     TOKENS, ITEMS, PARTIAL, SCRATCH = sizes.stage_tokens, HEADS * SPLITS, SIZE + 1, sizes.scratch
+    ROUNDS, HEAD_WORDS = -(-TOKENS // GROUPS), -(-SIZE // 32)
+    OUTS = SPLITS * HEAD_WORDS
     SCALE = float32(LOG2_E / math.sqrt(SIZE))
     to_float, to_element, unpack = element.number, element.element, element.unpack
     claim, (stage_of, next_stage) = make_claim(sizes), make_stages(sizes)
     begin_phase, end_phase, resume = make_phases(THREADS, TIMED)
-    _, statistics = make_row_statistics(C, VEC)
+    INV_COLUMNS, SMALL = float32(1.0 / C), small(EPSILON)
 
     @cuda.jit(device=True)
     def slice_of(rows):
@@ -177,8 +180,8 @@ def make_persistent_gpt2(sizes: Sizes):
         tiles, full, _, _ = ring
         for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
             head, begin, end = split_of(item, visible)
-            for first in u32.range(begin, end, TOKENS):
-                tokens = min(min(first + TOKENS, end), visible - 1) - first
+            for first in u32.range(begin, min(end, visible - 1), TOKENS):
+                tokens = min(TOKENS, min(end, visible - 1) - first)
                 stage = claim(ring, count, 2 * tokens * (SIZE * ITEMSIZE), lane)
                 for token in u32.range(lane, tokens, 32):
                     row = uint64(layer) * uint64(cache.shape[1]) + uint64(first + token)
@@ -239,7 +242,20 @@ def make_persistent_gpt2(sizes: Sizes):
     @cuda.jit(device=True)
     def normalise(values, weight, bias, lane):
         """LayerNorm, by each warp for itself."""
-        mean, rstd = statistics(values, lane)
+        sums = cuda.local.array(4, float32)  # side by side: a chain of additions takes four times as long
+        for n in range(4):
+            sums[n] = ZERO
+        for n in range(ROW):
+            sums[n % 4] += values[n]
+        mean = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) * INV_COLUMNS
+        for n in range(4):
+            sums[n] = ZERO
+        for j in range(VECS):
+            inside = EXACT or VEC * lane + 32 * VEC * j < C
+            for i in range(VEC):
+                diff = values[VEC * j + i] - mean if inside else ZERO
+                sums[i % 4] += diff * diff
+        rstd = cuda.rsqrt(warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) * INV_COLUMNS + SMALL)
         for j in range(VECS):
             inside = EXACT or VEC * lane + 32 * VEC * j < C
             for i in range(VEC):
@@ -293,68 +309,78 @@ def make_persistent_gpt2(sizes: Sizes):
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     @cuda.jit(device=True)
-    def attend_stage(ring, query, acc, row_max, row_sum, tokens, stage, warp, lane):
-        """Add the tokens of a stage to this group's part of the attention, of which row_max is in units of log2."""
-        key = cuda.local.array(VEC, float32)
-        value = cuda.local.array(VEC, float32)
-        tiles, chunk = ring[0], lane % LANES
-        offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
-        for first in u32.range(0, tokens, GROUPS):
-            token = first + warp * WARP_GROUPS + lane // LANES
-            inside = token < tokens
-            i = stage * STAGE + min(token, tokens - 1) * SIZE + offset
-            unpack_words(ptx.load_shared4(tiles, i), key, 0)
-            unpack_words(ptx.load_shared4(tiles, i + TOKENS * SIZE), value, 0)
-            score = ZERO
-            for n in range(VEC):
-                score += query[n] * key[n]
-            for n in range(SHUFFLES):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << n)
-            if inside:
-                new_max = max(row_max, score)
-                correction, weight = ptx.exp2_approx(row_max - new_max), ptx.exp2_approx(score - new_max)
-                row_max, row_sum = new_max, row_sum * correction + weight
-                for n in range(VEC):
-                    acc[n] = acc[n] * correction + weight * value[n]
-        return row_max, row_sum
-
-    @cuda.jit(device=True)
-    def put_newest(ring, cache, layer, head, token, place, stage, lane):
-        """Copy the newest token's key and value to their place in the stage, from the cache."""
-        for d in u32.range(lane, SIZE, 32):
-            i = stage * STAGE + place * SIZE + d
-            ring[0][i] = cache[layer, token, head * SIZE + d]
-            ring[0][i + TOKENS * SIZE] = cache[layer, token, C + head * SIZE + d]
-        ptx.fence_proxy_async()  # the next copies into the stage come after these writes
-
-    @cuda.jit(device=True)
     def weight_of(part_max, new_max):
         """Return what a part of the keys weighs: 0 if it is empty, whose maximum is -inf, as new_max may be, too."""
         return ptx.exp2_approx(part_max - new_max) if part_max > NEG_INF else ZERO
+
+    @cuda.jit(device=True)
+    def score_of(query, key):
+        """Return, to the lanes that share a key, its product with the query."""
+        score = ZERO
+        for n in range(VEC):
+            score += query[n] * key[n]
+        for n in range(SHUFFLES):
+            score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << n)
+        return score
+
+    @cuda.jit(device=True)
+    def attend_stage(tiles, query, acc, row_max, row_sum, tokens, stage, group, offset):
+        """Add the tokens of a stage to this group's part of the attention, of which row_max is in units of log2."""
+        chunk = cuda.local.array(VEC, float32)
+        scores = cuda.local.array(ROUNDS, float32)
+        new_max = row_max
+        for r in range(ROUNDS):
+            token = r * GROUPS + group
+            unpack_words(ptx.load_shared4(tiles, stage * STAGE + min(token, tokens - 1) * SIZE + offset), chunk, 0)
+            score = score_of(query, chunk)
+            scores[r] = score if token < tokens else NEG_INF
+            new_max = max(new_max, scores[r])
+        correction = weight_of(row_max, new_max)
+        row_sum *= correction
+        for n in range(VEC):
+            acc[n] *= correction
+        for r in range(ROUNDS):
+            token = min(r * GROUPS + group, tokens - 1)
+            unpack_words(ptx.load_shared4(tiles, stage * STAGE + (TOKENS + token) * SIZE + offset), chunk, 0)
+            weight = weight_of(scores[r], new_max)
+            row_sum += weight
+            for n in range(VEC):
+                acc[n] += weight * chunk[n]
+        return new_max, row_sum
 
     @cuda.jit(device=True)
     def attend(ring, q, cache, layer, visible, partial, scratch, count, warp, lane):
         """Write the partial results of this block's items: for each SIZE outputs, and the log2 of the sum of their
         exponentials. Return the next count."""
         query = cuda.local.array(VEC, float32)
+        key = cuda.local.array(VEC, float32)
+        value = cuda.local.array(VEC, float32)
         acc = cuda.local.array(VEC, float32)
         thread, chunk = 32 * warp + lane, lane % LANES
-        offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
+        offset, group = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC, thread // LANES
+        newest = uint64(layer * u32.shape(cache)[1] + (visible - 1)) * uint64(2 * C)
         for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
             head, begin, end = split_of(item, visible)
             for n in range(VEC):
                 query[n] = q[head * SIZE + offset + n] * SCALE if FULL_GROUPS or chunk < CHUNKS else ZERO
                 acc[n] = ZERO
+            # The newest token's key and value are not in the ring. All load them, the first group uses them.
+            unpack_words(ptx.load_global4(cache, newest + uint64(head * SIZE + offset)), key, 0)
+            unpack_words(ptx.load_global4(cache, newest + uint64(C + head * SIZE + offset)), value, 0)
             row_max, row_sum = NEG_INF, ZERO
-            for first in u32.range(begin, end, TOKENS):
-                stage, tokens = await_stage(ring, count), min(TOKENS, end - first)
-                if first + tokens == visible:
-                    if warp == 0:
-                        put_newest(ring, cache, layer, head, visible - 1, tokens - 1, stage, lane)
-                    ptx.named_barrier_sync(1, THREADS)
-                row_max, row_sum = attend_stage(ring, query, acc, row_max, row_sum, tokens, stage, warp, lane)
+            for first in u32.range(begin, min(end, visible - 1), TOKENS):
+                stage, tokens = await_stage(ring, count), min(TOKENS, min(end, visible - 1) - first)
+                row_max, row_sum = attend_stage(ring[0], query, acc, row_max, row_sum, tokens, stage, group, offset)
                 release(ring, stage, lane)
                 count = next_stage(count)
+            if begin < end and end == visible and warp == 0:
+                score = score_of(query, key)
+                if group == 0:
+                    new_max = max(row_max, score)
+                    correction, weight = weight_of(row_max, new_max), ptx.exp2_approx(score - new_max)
+                    row_max, row_sum = new_max, row_sum * correction + weight
+                    for n in range(VEC):
+                        acc[n] = acc[n] * correction + weight * value[n]
 
             # Merge the groups of a warp, then the warps.
             new_max = row_max
@@ -365,11 +391,11 @@ def make_persistent_gpt2(sizes: Sizes):
             for n in range(GROUP_SHUFFLES):
                 row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, LANES << n)
             for i in range(VEC):
-                value = acc[i] * weight
+                total = acc[i] * weight
                 for n in range(GROUP_SHUFFLES):
-                    value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
+                    total += cuda.shfl_xor_sync(ALL_LANES, total, LANES << n)
                 if lane < CHUNKS:
-                    scratch[warp * (SIZE + 2) + lane * VEC + i] = value
+                    scratch[warp * (SIZE + 2) + lane * VEC + i] = total
             if lane == 0:
                 scratch[warp * (SIZE + 2) + SIZE], scratch[warp * (SIZE + 2) + SIZE + 1] = new_max, row_sum
             ptx.named_barrier_sync(1, THREADS)
@@ -390,19 +416,24 @@ def make_persistent_gpt2(sizes: Sizes):
         return count
 
     @cuda.jit(device=True)
-    def merge_splits(partial, merged, thread):
-        """Write the attended row to shared memory: every block merges the splits again, and none waits for another."""
-        for i in u32.range(thread, C, THREADS):
-            start, d = i // SIZE * (SPLITS * PARTIAL), i % SIZE
-            new_max = NEG_INF
+    def merge_splits(partial, merged, warp, lane):
+        """Write the attended row to shared memory, a head by a warp: every block merges the splits again, and none
+        waits for another. Lane n has the weight of split n, and every lane some elements of all splits."""
+        outs = cuda.local.array(OUTS, float32)
+        for head in u32.range(warp, HEADS, WARPS):
+            start = head * (SPLITS * PARTIAL)
+            lse = partial[start + min(lane, SPLITS - 1) * PARTIAL + SIZE]
             for n in range(SPLITS):
-                new_max = max(new_max, partial[start + n * PARTIAL + SIZE])
-            total, out = ZERO, ZERO
-            for n in range(SPLITS):
-                weight = ptx.exp2_approx(partial[start + n * PARTIAL + SIZE] - new_max)
-                total += weight
-                out += weight * partial[start + n * PARTIAL + d]
-            merged[i] = out / total
+                for j in range(HEAD_WORDS):
+                    outs[n * HEAD_WORDS + j] = partial[start + n * PARTIAL + min(32 * j + lane, SIZE - 1)]
+            weight = weight_of(lse if lane < SPLITS else NEG_INF, warp_max(lse))
+            total = warp_sum(weight)
+            for j in range(HEAD_WORDS):
+                out = ZERO
+                for n in range(SPLITS):
+                    out += cuda.shfl_sync(ALL_LANES, weight, n) * outs[n * HEAD_WORDS + j]
+                if 32 * j + lane < SIZE:
+                    merged[head * SIZE + 32 * j + lane] = out / total
 
     # --- The kernel ---------------------------------------------------------------------------------------------------
 
@@ -476,7 +507,7 @@ def make_persistent_gpt2(sizes: Sizes):
                 end_phase(at_join, counters, timers, JOINS * layer + 1, marks, thread)
                 begin_phase(counters, timers, JOINS * layer + 2, marks, thread)
 
-                merge_splits(partial, scratch, thread)
+                merge_splits(partial, scratch, warp, lane)
                 resume(at_join, thread)
                 ptx.named_barrier_sync(1, THREADS)  # the attended row is written
                 for j in range(VECS):
