@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from labkit._common.tables import PlainTable, number
+from labkit.kernels.linear.quantized import INT4
 from labkit.measure import Ladder
 from labkit.measure.comparisons import NO_VLLM, Comparison, compare
 
@@ -106,6 +107,12 @@ def one_kernel_ms(sequences: int, series: Mapping) -> float | None:
     return next((row["one_kernel_ms"]["p50"] for row in series["rows"] if row["sequences"] == sequences), None)
 
 
+def quantized_ms(format: str, sequences: int, series: Mapping) -> float | None:
+    """From "llama_quantized": of a step of so many sequences with weights of this format."""
+    return next((row["ms"]["p50"] for row in series["rows"]
+                 if row["format"] == format and row["sequences"] == sequences), None)
+
+
 def start_seconds(series: Mapping) -> float:
     """From "engine_start": of the second run."""
     return series["seconds"]
@@ -176,6 +183,8 @@ GOALS = (
     *(Goal(f"Llama 3.2 1B, bfloat16, a token of {count} with 1,024, in one kernel", "llama_one_kernel",
            {"sequences": count}, figure, "ms", read=functools.partial(one_kernel_ms, count))
       for count, figure in ((1, 0.70), (8, 0.80))),
+    Goal("Llama 3.2 1B, INT4, a token of 1 with 1,024", "llama_quantized", {"format": INT4, "sequences": 1}, 0.35, "ms",
+         read=functools.partial(quantized_ms, INT4, 1)),
     *(Goal(f"Llama 3.2 1B, bfloat16, a prompt of {count:,} tokens", "llama_prefill", {"tokens": count}, figure, "ms")
       for count, figure in ((1024, 4.5), (4096, 17.0))),
     *(Goal(f"a training step of {run}, bfloat16, {shape} tokens", "train_step", {"run": run}, figure, "ms")

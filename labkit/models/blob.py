@@ -23,7 +23,7 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models.safetensors import Named
 
 ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
-CHECKED = 1 << 19  # elements at a time, so that what is computed of them stays in a core's cache
+CHECKED = 1 << 19  # elements that are checked at a time: few enough that the masks made of them fit into a core's cache
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,17 @@ def test_no_goal_is_set_twice():
     assert len(found) == len(set(found))
 
 
+def test_a_quantised_step_is_that_of_its_format_and_its_number_of_sequences():
+    rows = [{"format": format, "sequences": count, "ms": {"p5": 0.1, "p50": ms, "p95": 9.0}}
+            for format, count, ms in (("bfloat16", 1, 0.9), ("int4", 8, 0.5), ("int4", 1, 0.34), ("int8", 1, 0.6))]
+
+    def found(rows):
+        return [(one.value, one.met) for one in evaluate({"ops": {}, "series": {"llama_quantized": {"rows": rows}}})
+                if one.goal.source == "llama_quantized"]
+
+    assert found(rows) == [(0.34, True)] and found(rows[:2]) == [(None, None)]
+
+
 def test_logprobs_are_held_against_none():
     rows = [{"name": "none", "share_of_none": 1.0}, {"name": "logprobs=20", "share_of_none": 0.91},
             {"name": "logprobs=5", "share_of_none": 0.89}]

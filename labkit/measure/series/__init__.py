@@ -66,6 +66,7 @@ SERIES = {one.name: one for one in (
     Series("llama_decode", "paged_decode_bf16", "llama", plot="engine.decode_steps"),
     Series("llama_prefill", "paged_decode_bf16", "llama"),
     Series("llama_one_kernel", "paged_decode_bf16", "one_kernel"),
+    Series("llama_quantized", "paged_decode_bf16", "llama_quantized"),
     Series("engine", "paged_decode_bf16", "engine", plot="engine.seats"),
     *_several("nano_vllm_bench engine_logprobs engine_start", "paged_decode_bf16", "engine"),
     Series("serve", "paged_decode_bf16", "serve", plot="serve.load"),

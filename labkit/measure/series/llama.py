@@ -28,11 +28,14 @@ from labkit.engine.scheduler import Scheduler, Step
 from labkit.engine.sequence import Request
 from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.elements import ELEMENTS
 from labkit.measure import roofline, time_graph, time_host
 from labkit.measure.series.torch_llama import TorchLlama
 from labkit.measure.timing import time_replay
 from labkit.models.configs import HEAD, LLAMA_3_2_1B, LlamaConfig, shapes
+from labkit.models.dtypes import DTYPES
 from labkit.models.llama import Cache, Config, Llama, Workspace
+from labkit.models.llama_reference import activations, weights_of
 from labkit.models.minilm_reference import cosines
 from labkit.models.safetensors import Entry, Named
 from labkit.models.step import Inputs, Piece
@@ -72,8 +75,13 @@ class RandomTensors(Named):
         entry = self.entries[name]
         if len(entry.shape) == 1:
             return np.full(entry.shape, bfloat16_of(np.ones(1))[0])
-        start = entry.begin // 2 % BLOCK
-        return np.resize(np.concatenate([self._block[start:], self._block[:start]]), entry.shape)
+        return repeated(self._block, entry.begin // 2, entry.shape)
+
+
+def repeated(block: np.ndarray, begin: int, shape: tuple) -> np.ndarray:
+    """Fill an array with a block over and over, from its element `begin` on, which may lie in a later repetition."""
+    begin %= block.size
+    return np.resize(np.concatenate([block[begin:], block[:begin]]), shape)
 
 
 def config_here() -> Config:
@@ -117,6 +125,26 @@ def random_cache(config: Config, pages: int) -> np.ndarray:
     return np.resize(bfloat16_of(values), cache_shape(pages, config.num_key_value_heads, config.head_dim))
 
 
+def roundings_from_float64(model: Llama, contexts: Sequence[int] = (40, 1, 17)) -> float:
+    """The largest error of a logit against NumPy in float64, for one more token of sequences of such lengths: as a part
+    of the largest logit, in units of the rounding of the model's type. A right model is a few units away."""
+    config, width, pages = model.config, pages_for(max(contexts)), sum(map(pages_for, contexts))
+    cache, inputs = Cache(config, pages, model.dtype), Inputs(sum(contexts), len(contexts), width)
+    workspace = Workspace(config, sum(contexts), len(contexts), model.dtype)
+    rng, order = np.random.default_rng(0), np.random.default_rng(1).permutation(pages).tolist()
+    prompts = [rng.integers(0, config.vocab_size, count) for count in contexts]
+    owned = [[order.pop() for _ in range(pages_for(count))] for count in contexts]
+    for prompt, own in zip(prompts, owned, strict=True):
+        if len(prompt) > 1:
+            model.forward(inputs.step([Piece(prompt[:-1], 0, own)]), cache, workspace)
+    pieces = [Piece(prompt[-1:], len(prompt) - 1, own) for prompt, own in zip(prompts, owned, strict=True)]
+    logits = model.forward(inputs.step(pieces), cache, workspace).copy_to_host()
+    weights = weights_of(model.tensors, config, model.dtype)
+    truth = np.array([activations(config, weights, prompt)["logits"][-1] for prompt in prompts])
+    eps = ELEMENTS[np.dtype(DTYPES[model.dtype])].eps
+    return float(np.abs(logits - truth).max() / np.abs(truth).max() / eps)
+
+
 # --- Decoding --------------------------------------------------------------------------------------------------------
 
 
@@ -138,20 +166,26 @@ def decoding(runner: ModelRunner, sequences: int, tokens: int) -> Step:
     return step
 
 
+def prepared(model: Llama, sequences: Sequence[int], tokens: int) -> tuple[ModelRunner, np.ndarray, dict[int, Step]]:
+    """A runner for steps of these numbers of sequences, its kernels compiled; what its cache is filled with; steps."""
+    pages = max(sequences) * (pages_for(tokens) + 1)  # the scheduler wants one to be free for each that runs
+    runner = ModelRunner(model, num_pages=pages, max_num_seqs=max(sequences), max_num_batched_tokens=max(sequences),
+                         max_model_len=tokens + 1)
+    pool = random_cache(model.config, pages)
+    runner.fill_cache(pool)
+    steps = {count: decoding(runner, count, tokens) for count in sequences}
+    needed = [one for step in steps.values() for one in launches.needed(lambda step=step: runner.launch(step))]
+    say(f"{pages:,} pages filled; {compile_ahead.prepare(needed)} kernels compiled")
+    return runner, pool, steps
+
+
 def llama_decode(sequences: Sequence[int] | None = None, tokens: int | None = None,
                  compared: Sequence[int] = COMPARED) -> dict:
     """Milliseconds of a step: its graph, and from Python with the copies there and back; PyTorch in graphs; bytes."""
     config, model = config_here(), random_model()
     sequences = list(sequences or device.pick(gpu=SEQUENCES, cpu=(1, 3)))
     tokens = tokens or device.pick(gpu=TOKENS, cpu=20)
-    pages = max(sequences) * (pages_for(tokens) + 1)  # the scheduler wants one to be free for each that runs
-    runner = ModelRunner(model, num_pages=pages, max_num_seqs=max(sequences), max_num_batched_tokens=max(sequences),
-                         max_model_len=tokens + 1)
-    pool = random_cache(config, pages)
-    runner.fill_cache(pool)
-    steps = {count: decoding(runner, count, tokens) for count in sequences}
-    needed = [one for step in steps.values() for one in launches.needed(lambda step=step: runner.launch(step))]
-    say(f"llama_decode: {pages:,} pages filled; {compile_ahead.prepare(needed)} kernels compiled")
+    runner, pool, steps = prepared(model, sequences, tokens)
     rows, compile_until = [], time.monotonic() + COMPILING_S
     for count, step in steps.items():
         if torch_model() is not None and count in compared:  # steps before have written their tokens into these pages

@@ -15,7 +15,7 @@ from labkit import cuda, measure
 from labkit.device import launches, occupancy
 from labkit.device.occupancy import GPU
 from labkit.kernels import machine as kernels
-from labkit.measure.series.softmax import latencies
+from labkit.measure.series.softmax import latencies, ns_a_step
 
 BUDGET_S = 0.08  # for each point; there are about 120
 STEPS = 4096  # multiply-adds of a thread in a branch
@@ -249,13 +249,14 @@ def spills(gpu: GPU, limits=(None, 64, 48, 40, 32), rounds: int = 256, blocks: i
 
 
 def fma_ns(steps: int = 16 * STEPS) -> float:
-    """Nanoseconds from one multiply-add to the next that needs its result, in one warp: of 2n steps less those of n."""
-    times = []
+    """Nanoseconds from one multiply-add to the next that needs its result, in one warp."""
     out = cuda.device_array(32, np.float32)
-    for n in (steps, 2 * steps):
-        times.append(timed("a chain", lambda n=n: kernels.run_chains(1, n, out, 32), out,
-                           lambda i, n=n: (i + n).astype(np.float32))["p50"])
-    return 1000 * (times[1] - times[0]) / steps
+
+    def time_ms(n: int) -> float:
+        return timed("a chain", lambda: kernels.run_chains(1, n, out, 32), out,
+                     lambda i: (i + n).astype(np.float32))["p50"] / 1000
+
+    return ns_a_step(time_ms, steps)
 
 
 def memories(gpu: GPU, x, l2_bytes: int | None = None, passes: int = 128, rounds: int = ROUNDS, steps: int = STEPS,

@@ -28,7 +28,6 @@ import numpy as np
 from labkit import device, measure
 from labkit.engine.model_runner import ModelRunner
 from labkit.kernels.attention.pages import pages_for
-from labkit.kernels.elements import ELEMENTS
 from labkit.kernels.persistent.decoder import JOINS, ROWS
 from labkit.measure import roofline, time_graph
 from labkit.measure.series.llama import (
@@ -41,12 +40,11 @@ from labkit.measure.series.llama import (
     decoding,
     random_cache,
     random_model,
+    roundings_from_float64,
     say,
     weight_bytes,
 )
-from labkit.models.dtypes import DTYPES
-from labkit.models.llama import Cache, Llama, Workspace
-from labkit.models.llama_reference import activations, weights_of
+from labkit.models.llama import Cache, Llama
 from labkit.models.minilm_reference import cosines
 from labkit.models.one_kernel import OneKernel
 from labkit.models.step import Inputs, Piece, Step
@@ -56,23 +54,9 @@ PHASES = ("norm_qkv", "attention", "o", "norm_gate_up", "down")
 
 
 def reference_error(dtype: str = "bfloat16", contexts: Sequence[int] = (40, 1, 17)) -> float:
-    """The largest error of a logit of a tiny model, computed in one kernel, against NumPy in float64: as a part of the
-    largest logit, in units of the rounding of `dtype`. Other paths to it round as often: a few units."""
-    model = Llama(TINY, RandomTensors(TINY), dtype, one_kernel=True)
-    cache, width = Cache(TINY, 16, dtype), pages_for(max(contexts))
-    inputs, ws = Inputs(sum(contexts), len(contexts), width), Workspace(TINY, sum(contexts), len(contexts), dtype)
-    rng, pages = np.random.default_rng(0), np.random.default_rng(1).permutation(16).tolist()
-    prompts = [rng.integers(0, TINY.vocab_size, count) for count in contexts]
-    owned = [[pages.pop() for _ in range(pages_for(count))] for count in contexts]
-    for prompt, own in zip(prompts, owned, strict=True):
-        if len(prompt) > 1:
-            model.forward(inputs.step([Piece(prompt[:-1], 0, own)]), cache, ws)
-    pieces = [Piece(prompt[-1:], len(prompt) - 1, own) for prompt, own in zip(prompts, owned, strict=True)]
-    logits = model.forward(inputs.step(pieces), cache, ws).copy_to_host()
-    weights = weights_of(model.tensors, TINY, dtype)
-    truth = np.array([activations(TINY, weights, prompt)["logits"][-1] for prompt in prompts])
-    eps = ELEMENTS[np.dtype(DTYPES[dtype])].eps
-    return float(np.abs(logits - truth).max() / np.abs(truth).max() / eps)
+    """The largest error of a logit of a tiny model, computed in one kernel, against NumPy in float64, as
+    roundings_from_float64 gives it. Other paths to it round as often: a few units."""
+    return roundings_from_float64(Llama(TINY, RandomTensors(TINY), dtype, one_kernel=True), contexts)
 
 
 def phase_times(times: np.ndarray, layers: int) -> dict:

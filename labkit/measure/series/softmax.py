@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numba import njit
@@ -24,7 +25,6 @@ def latencies(levels=None) -> dict:
     """Measure the latency in ns of one load from shared memory, the L1 cache, the L2 cache and memory.
 
     places: {name: (bytes of the chain, steps)}. A cache is warm because the chain fits into it and was followed before.
-    The time is that of 2n steps less that of n steps, over n: the work before and after the loop cancels.
     """
     levels = levels or {"shared memory": (4 * SHARED, 32_768), "L1 cache": (4 * SHARED, 32_768),
                         "L2 cache": (2**23, 65_536), "memory": (2**29, 8192)}
@@ -32,13 +32,25 @@ def latencies(levels=None) -> dict:
     out = cuda.to_device(np.zeros(1, np.uint32))
     for name, (nbytes, steps) in levels.items():
         chain = cuda.to_device(random_cycle(nbytes // 4))
-        shared = name == "shared memory"
-        times = []
-        for n in (steps, 2 * steps):
-            follow = functools.partial(chase, chain, n, out, shared=shared)
-            times.append(measure.time_kernel(follow, budget_s=0.2, min_runs=3, max_runs=10, flush=name == "memory").p50)
-        result[name] = {"bytes": nbytes, "steps": steps, "ns": 1e6 * (times[1] - times[0]) / steps}
+        time_ms = functools.partial(_chase_ms, chain, out, name == "shared memory", name == "memory")
+        result[name] = {"bytes": nbytes, "steps": steps, "ns": ns_a_step(time_ms, steps)}
     return result
+
+
+def _chase_ms(chain, out, shared: bool, flush: bool, steps: int) -> float:
+    follow = functools.partial(chase, chain, steps, out, shared=shared)
+    return measure.time_kernel(follow, budget_s=0.2, min_runs=3, max_runs=10, flush=flush).p50
+
+
+def ns_a_step(time_ms: Callable[[int], float], steps: int, tries: int = 10) -> float:
+    """Nanoseconds of a step: the time of 2n steps less that of n, over n, so that the work before and after the loop
+    cancels. On a busy machine the longer loop can take less time than the shorter; both are then timed again. Raise
+    RuntimeError if that happens `tries` times."""
+    for _ in range(tries):
+        once, twice = time_ms(steps), time_ms(2 * steps)
+        if twice > once:
+            return 1e6 * (twice - once) / steps
+    raise RuntimeError(f"{tries} times, {2 * steps:,} steps took no longer than {steps:,}: is the machine busy?")
 
 
 def memory_latency() -> dict | None:

@@ -24,6 +24,14 @@ def test_the_microbenchmark_has_a_row_for_each_size_and_mask():
         assert (row["fused_graph"] is None) == (not device.on_gpu())
 
 
+def test_a_step_is_timed_again_until_more_of_them_take_longer():
+    times, asked = iter([5.0, 4.0, 3.0, 3.0, 2.0, 2.5]), []
+    assert softmax_series.ns_a_step(lambda steps: asked.append(steps) or next(times), 1000) == 500
+    assert asked == 3 * [1000, 2000]
+    with pytest.raises(RuntimeError, match="2 times, 2,000 steps took no longer than 1,000"):
+        softmax_series.ns_a_step(lambda steps: 1.0, 1000, tries=2)
+
+
 def test_latency_is_measured_on_a_gpu_only():
     series = softmax_series.memory_latency()
     assert (series is None) == (not device.on_gpu())
