@@ -52,6 +52,7 @@ from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.configs import PARTS, names_in
 from labkit.models.configs import BertConfig as Config
 from labkit.models.dtypes import chosen
+from labkit.models.minilm_one_kernel import OneKernel
 from labkit.models.watch import reporter
 
 # --- The model -------------------------------------------------------------------------------------------------------
@@ -62,24 +63,30 @@ class MiniLM:
 
     tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
     dtype: "float16", which "auto" is, or "float32". kernels: the launchers; left out, the fastest for this type and
-    device.
+    device. one_kernel: compute the embedding of one sentence of at most 128 tokens in one launch, with the default
+    kernels in float16, from compute capability 9.0 on. It is not the default: the last bits of such an embedding differ
+    from those of the same sentence in a batch, which runs launch by launch.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype="auto",
-                 kernels: Kernels | None = None):
+                 kernels: Kernels | None = None, one_kernel: bool = False):
+        if one_kernel and kernels is not None:
+            raise ValueError("one_kernel: the model has kernels of its own, and they would not be used")
         self.config, self.tensors = config, tensors
         self.dtype = np.dtype(chosen(dtype, config.kind))
-        self.kernels = kernels or kernels_for(self.dtype)
+        self.kernels = kernels or kernels_for(self.dtype, one_kernel)
         self.weights = Blob(arranged(tensors, config, self.dtype, self.kernels.in_out), finite=True)
         self.layers = [self.weights.under(f"encoder.layer.{layer}.") for layer in range(config.num_hidden_layers)]
         self.workspace: Workspace | None = None  # allocated for the first batch, and again for a larger one
+        self.one_kernel = OneKernel(self) if one_kernel else None
 
     def with_kernels(self, kernels: Kernels) -> MiniLM:
-        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
+        """The same model with other kernels, launch by launch; on the same weights, if these kernels take them as they
+        are."""
         if kernels.in_out != self.kernels.in_out:
             return MiniLM(self.config, self.tensors, self.dtype, kernels)
         other = copy.copy(self)
-        other.kernels, other.workspace = kernels, None
+        other.kernels, other.workspace, other.one_kernel = kernels, None, None
         return other
 
     def layer(self, index: int, x, out, b: SimpleNamespace, stream=0, watch=None) -> None:
@@ -129,6 +136,9 @@ class MiniLM:
         sentences = self._checked(sentences, form)
         if not sentences:
             return np.zeros((0, self.config.hidden_size), np.float32)
+        if (self.one_kernel and form == "packed" and workspace is None and watch is None
+                and self.one_kernel.takes(sentences)):
+            return self.one_kernel.embed(sentences[0], normalize)
         shape, host = lay_out(sentences, form)
         ws = workspace or self._workspace_for(shape)
         b = ws.batch(shape)
@@ -342,11 +352,12 @@ FEW_ROWS = Kernels(few_rows.linear, attention_sentences, add_layernorm_half_warp
                    scratch=(parts_of_few_rows,))  # for a single short sentence; and the CPU device
 
 
-def kernels_for(dtype) -> Kernels:
-    """Those to use for numbers of this type on this device."""
+def kernels_for(dtype, one_kernel: bool = False) -> Kernels:
+    """Those to use for numbers of this type on this device. one_kernel: beside the kernel that computes one sentence,
+    whose weights are (out, in)."""
     if np.dtype(dtype) == np.float32:
         return FLOAT32
-    return HALF if gpus.chosen_on_gpu() else FEW_ROWS
+    return HALF if one_kernel or gpus.chosen_on_gpu() else FEW_ROWS
 
 
 # --- Its memory ------------------------------------------------------------------------------------------------------
