@@ -275,9 +275,12 @@ COUNTER = Memory("global", (4,), "uint32")
 
 _line("load_acquire", "ld.acquire.gpu.global.u32 $0, [$1];", [U32], [COUNTER])
 _line("add_release", "red.release.gpu.global.add.u32 [$0], $1;", [], [COUNTER, U32])
+WORD64 = Memory("global", (8,), "uint64")
+
+_line("load_relaxed2", "ld.relaxed.gpu.global.v2.u64 {$0, $1}, [$2];", [U64, U64], [WORD64])
+_line("store_relaxed", "st.relaxed.gpu.global.u64 [$0], $1;", [], [WORD64, U64])
 _line("trap", "trap;")
-_line("store_timer", "{ .reg .b64 now; mov.u64 now, %globaltimer; st.global.u64 [$0], now; }", [],
-      [Memory("global", (8,), "uint64")])
+_line("store_timer", "{ .reg .b64 now; mov.u64 now, %globaltimer; st.global.u64 [$0], now; }", [], [WORD64])
 
 _missing = set(cpu_ptx.INTRINSICS) - {*LINES, *CONSTANT_LINES, *WGMMA, "wgmma_descriptor"}
 assert not _missing, f"labkit.simt.ptx names intrinsics that have no PTX here: {sorted(_missing)}"

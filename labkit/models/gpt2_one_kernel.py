@@ -23,7 +23,7 @@ from labkit.kernels.persistent.joins import blocks_here
 
 CPU_WARPS = 4  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
 MAX_STAGES = 10
-STATIC = 2048  # bytes of shared memory for barriers and keys, at most
+STATIC = 12 << 10  # bytes of shared memory for barriers, keys, and the warps' results of attention, at most
 LINEARS = {"qkv": "attn.c_attn", "o": "attn.c_proj", "fc": "mlp.c_fc", "proj": "mlp.c_proj"}
 
 
@@ -35,7 +35,8 @@ def sizes_of(model, timed: bool = False) -> Sizes:
                   warps=Sizes.warps if gpus.chosen_on_gpu() else CPU_WARPS)
     if sizes.problem():
         return sizes
-    stages = (gpus.target().shared_per_block - 4 * sizes.scratch - STATIC) // (sizes.ring_bytes // sizes.stages)
+    ring = gpus.target().shared_per_block - 4 * (2 * sizes.gathered + sizes.hidden) - STATIC
+    stages = ring // (sizes.ring_bytes // sizes.stages)
     return dataclasses.replace(sizes, stages=min(MAX_STAGES, stages))
 
 

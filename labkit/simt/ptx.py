@@ -396,6 +396,17 @@ _intrinsic("add_release", "array i value", "memory", SM90,
            """Adds a uint32 to array[i] atomically, after all that this thread and, before a barrier, its block wrote.
            """,
            _COUNTER, interpreted=True)
+_WORDS = """
+array is of uint64, in global memory, and i a flat index. A word that holds a value and, in its other half, the number
+of the phase that wrote it needs no counter: who reads the number has the value as well.
+"""
+_intrinsic("load_relaxed2", "array i", "memory", SM90, "Data Movement and Conversion Instructions: ld.relaxed",
+           """(array[i], array[i + 1]), as they are now, in one 128-bit load; each is read whole. i must be even. What
+           else their writers wrote may not be there yet. In a loop that waits, the CPU device lets other threads and
+           blocks run, as for load_acquire.""", _WORDS, interpreted=True)
+_intrinsic("store_relaxed", "array i word", "memory", SM90, "Data Movement and Conversion Instructions: st.relaxed",
+           "Writes a uint64 to array[i], whole, so that the other blocks can read it while the kernel runs.", _WORDS,
+           interpreted=True)
 _intrinsic("trap", "", "memory", ANY, "Miscellaneous Instructions: trap",
            """Stops the launch with an error: the end of a wait that has lasted too long, so that a mistake is no hang.
            """, interpreted=True)

@@ -13,6 +13,7 @@ _LEAVES = (ast.Break, ast.Return, Exit)
 _LOOPS = (ast.For, ast.While)
 _LOOKS = {"add", "sub", "or_", "xor", "max"}  # atomics that read a location, with the value 0
 ACQUIRE = "load_acquire"  # of labkit.ptx: a read that is meant for such loops
+RELAXED = "load_relaxed2"  # another, of several words in one pass
 _TRIES = {"cas", "exch"}  # atomics that try to take it
 
 
@@ -21,11 +22,14 @@ def is_spin(loop):
 
     Takes a loop of the tree, or of a device function's source. A location that moves with each pass, as in a search,
     does not count; one that some passes move, as in a look-back, does. A for loop must read with an atomic, or every
-    loop over a row would count; so must a loop with a barrier of its block, but there any thread may read.
+    loop over a row would count; so must a loop with a barrier of its block, but there any thread may read. A while loop
+    with ptx.load_relaxed2 always counts: it may wait for several words at once.
     """
     if not isinstance(loop, _LOOPS):
         return False
     nodes = list(ast.walk(loop))
+    if isinstance(loop, ast.While) and any(map(_is_relaxed, nodes)):
+        return True
     barriers = {node.kind for node in nodes if isinstance(node, Sync)} - {"warp"}
     if barriers:
         return barriers == {"block"} and _tests(loop) != [] and _looks(loop)
@@ -89,6 +93,11 @@ def _atomic(node):
     owner = node.func.value  # of a source, before names are resolved
     is_atomic = isinstance(owner, ast.Attribute) and owner.attr == "atomic" and len(node.args) > 1
     return (node.func.attr, node.args) if is_atomic else None
+
+
+def _is_relaxed(node):
+    return (isinstance(node, IntrinsicCall) and node.intrinsic == RELAXED) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == RELAXED)
 
 
 def _is_look(node):

@@ -25,12 +25,13 @@ from labkit.kernels.elements import FLOAT32, Element
 from labkit.kernels.gelu import gelu_sigmoid
 from labkit.kernels.norm.rows import EPSILON, small
 from labkit.kernels.op import missing
-from labkit.kernels.persistent.joins import arrive, blocks_here, leave, make_phases, mark, wait
+from labkit.kernels.persistent.joins import arrive, blocks_here, leave, mark, wait
 from labkit.kernels.persistent.ring import make_claim, make_stages
-from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_max, warp_sum
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_sum
 
-JOINS = 5  # of a layer: after qkv, attention, o, the first and the second layer of the MLP
+PHASES = 5  # of a layer: qkv, attention, o, the first and the second layer of the MLP
 MAX_SPLITS = 32  # of the keys of a head
+MAX_POLLS = 1 << 22  # of a word; at about half a microsecond each, seconds: the launch is then wrong
 WIDEST = 1280  # numbers of a row in a warp's registers, beside its norm's weight and bias
 
 
@@ -48,7 +49,6 @@ class Sizes:
     warps: int = 12
     stages: int = 5
     in_flight: int = 2
-    at_join: int = 0
     timed: bool = False
 
     @property
@@ -98,13 +98,22 @@ class Sizes:
         return 32 * (self.warps + 1)
 
     @property
-    def scratch(self) -> int:
-        """float32 in shared memory: the warps' results of attention, the attended row, or two stages' sums."""
-        return max(self.warps * (self.head_dim + 2), self.hidden, 2 * self.warps)
+    def words(self) -> dict[str, int]:
+        """Where what the blocks tell one another begins, in words, and where it ends."""
+        C, begin, result = self.hidden, 0, {}
+        for name, size in (("qkv", 3 * C), ("partial", self.heads * self.splits * (self.head_dim + 2)), ("attended", C),
+                           ("added", C), ("inner", self.inner), ("out", C), ("end", 0)):
+            result[name], begin = begin, begin + size
+        return result
+
+    @property
+    def gathered(self) -> int:
+        """float32 in shared memory: the longest row that a block gathers."""
+        return max(self.inner, self.hidden, self.splits * (self.head_dim + 2), 3 * self.head_dim)
 
     def marks(self, layers: int) -> int:
         """Return the times that a block records: the begin and the end of each phase."""
-        return 2 * (JOINS * layers + 1)
+        return 2 * (PHASES * layers + 1)
 
     def problem(self) -> str:
         """Why the kernel cannot compute such a model; empty if it can."""
@@ -116,6 +125,50 @@ class Sizes:
             return (f"the MLP is {self.inner} wide; {self.hidden} times "
                     f"{', '.join(str(n) for n in range(1, self.warps + 1) if self.warps % n == 0)} are allowed")
         return ""
+
+
+# A word has a float32 in its lower half, and above it the epoch: the number of the layer that wrote it, counted over all
+# launches. A block that needs a row reads its words until they are of the layer, and has the values with them: there is
+# no counter to raise behind a fence, and no second load. NCCL's protocol LL is the same. A word is written again a layer
+# later, when all blocks have read it: what they told after reading it is part of what its writer has read since.
+
+
+@cuda.jit(device=True)
+def tell(words, i, value, epoch):
+    ptx.store_relaxed(words, i, uint64(epoch) << uint64(32) | uint64(ptx.float_bits(value)))
+
+
+def make_gather(count: int, threads: int):
+    """Make the device function that gathers `count` values, an even number, by `threads` threads."""
+    COUNT, THREADS = count, threads
+    PAIRS = -(-count // (2 * threads))
+    SIZE = 2 * PAIRS
+
+    @cuda.jit(device=True)
+    def gather(words, start, run, stride, epoch, values, thread):
+        """Write to shared memory what is told in this epoch: runs of `run` words, an even number, the first from
+        words[start] on, `stride` apart. The block's threads can read the values behind it."""
+        pairs = cuda.local.array(SIZE, uint64)
+        is_there, polls = False, 0
+        while not is_there:
+            is_there = True
+            for n in range(PAIRS):  # all in flight together
+                i = min(2 * (n * THREADS + thread), COUNT - 2)
+                pairs[2 * n], pairs[2 * n + 1] = ptx.load_relaxed2(words, start + i // run * stride + i % run)
+            for n in range(SIZE):
+                if uint32(pairs[n] >> uint64(32)) != epoch:
+                    is_there = False
+            polls += 1
+            if polls == MAX_POLLS:
+                ptx.trap()
+        for n in range(PAIRS):
+            i = 2 * (n * THREADS + thread)
+            if i < COUNT:
+                values[i] = ptx.bits_float(uint32(pairs[2 * n]))
+                values[i + 1] = ptx.bits_float(uint32(pairs[2 * n + 1]))
+        ptx.named_barrier_sync(1, THREADS)
+
+    return gather
 
 
 @kernel_factory
@@ -135,13 +188,15 @@ def make_persistent_gpt2(sizes: Sizes):
     LANES = 1 << (CHUNKS - 1).bit_length()  # that share a key
     FULL_GROUPS, GROUPS, WARP_GROUPS = LANES == CHUNKS, THREADS // LANES, 32 // LANES
     SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, WARP_GROUPS.bit_length() - 1
-    TOKENS, ITEMS, PARTIAL, SCRATCH = sizes.stage_tokens, HEADS * SPLITS, SIZE + 1, sizes.scratch
-    ROUNDS, HEAD_WORDS = -(-TOKENS // GROUPS), -(-SIZE // 32)
-    OUTS = SPLITS * HEAD_WORDS
+    TOKENS, ITEMS, PARTIAL = sizes.stage_tokens, HEADS * SPLITS, SIZE + 2
+    W_QKV, W_PARTIAL, W_ATTENDED, W_ADDED, W_INNER, W_OUT, _ = sizes.words.values()
+    GATHERED, SCRATCH = sizes.gathered, sizes.warps * (sizes.head_dim + 2)
+    ROUNDS = -(-TOKENS // GROUPS)
     SCALE = float32(LOG2_E / math.sqrt(SIZE))
     to_float, to_element, unpack = element.number, element.element, element.unpack
     claim, (stage_of, next_stage) = make_claim(sizes), make_stages(sizes)
-    begin_phase, end_phase, resume = make_phases(THREADS, TIMED)
+    gather_row, gather_head, gather_splits, gather_inner = (
+        make_gather(count, THREADS) for count in (C, 3 * SIZE, SPLITS * PARTIAL, M))
     INV_COLUMNS, SMALL = float32(1.0 / C), small(EPSILON)
 
     @cuda.jit(device=True)
@@ -209,13 +264,13 @@ def make_persistent_gpt2(sizes: Sizes):
     # A lane has VEC neighbouring elements of a row, those 32 * VEC further on, and so on; zeros behind the row's end.
 
     @cuda.jit(device=True)
-    def load_row(values, array, start, lane):
-        """Load a row of float32 that begins at array[start]."""
+    def load_row(values, gathered, start, lane):
+        """Load a row from shared memory, from gathered[start] on."""
         for j in range(VECS):
             k = VEC * lane + 32 * VEC * j
             inside = EXACT or k < C
             for n in range(0, VEC, 4):
-                words = ptx.load_global4(array, start + (k + n if inside else 0))
+                words = ptx.load_shared4(gathered, start + (k + n if inside else 0))
                 for i in range(4):
                     values[VEC * j + n + i] = words[i] if inside else ZERO
 
@@ -349,8 +404,8 @@ def make_persistent_gpt2(sizes: Sizes):
         return new_max, row_sum
 
     @cuda.jit(device=True)
-    def attend(ring, q, cache, layer, visible, partial, scratch, count, warp, lane):
-        """Write the partial results of this block's items: for each SIZE outputs, and the log2 of the sum of their
+    def attend(ring, words, epoch, gathered, scratch, visible, count, warp, lane):
+        """Tell the partial results of this block's items: for each SIZE outputs, and the log2 of the sum of their
         exponentials. Return the next count."""
         query = cuda.local.array(VEC, float32)
         key = cuda.local.array(VEC, float32)
@@ -358,15 +413,14 @@ def make_persistent_gpt2(sizes: Sizes):
         acc = cuda.local.array(VEC, float32)
         thread, chunk = 32 * warp + lane, lane % LANES
         offset, group = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC, thread // LANES
-        newest = uint64(layer * u32.shape(cache)[1] + (visible - 1)) * uint64(2 * C)
         for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
             head, begin, end = split_of(item, visible)
+            gather_head(words, W_QKV + head * SIZE, SIZE, C, epoch, gathered, thread)
             for n in range(VEC):
-                query[n] = q[head * SIZE + offset + n] * SCALE if FULL_GROUPS or chunk < CHUNKS else ZERO
+                query[n] = gathered[offset + n] * SCALE if FULL_GROUPS or chunk < CHUNKS else ZERO
+                # The newest token's key and value are not in the ring. All load them, the first group uses them.
+                key[n], value[n] = gathered[SIZE + offset + n], gathered[2 * SIZE + offset + n]
                 acc[n] = ZERO
-            # The newest token's key and value are not in the ring. All load them, the first group uses them.
-            unpack_words(ptx.load_global4(cache, newest + uint64(head * SIZE + offset)), key, 0)
-            unpack_words(ptx.load_global4(cache, newest + uint64(C + head * SIZE + offset)), value, 0)
             row_max, row_sum = NEG_INF, ZERO
             for first in u32.range(begin, min(end, visible - 1), TOKENS):
                 stage, tokens = await_stage(ring, count), min(TOKENS, min(end, visible - 1) - first)
@@ -409,52 +463,65 @@ def make_persistent_gpt2(sizes: Sizes):
                     total += scratch[other * (SIZE + 2) + SIZE + 1] * weight
                     out += scratch[other * (SIZE + 2) + thread] * weight
                 is_empty = begin == end
-                partial[item * PARTIAL + thread] = ZERO if is_empty else out / total
-                if thread == 0:
-                    partial[item * PARTIAL + SIZE] = NEG_INF if is_empty else new_max + math.log2(total)
+                tell(words, W_PARTIAL + item * PARTIAL + thread, ZERO if is_empty else out / total, epoch)
+                if thread < 2:
+                    lse = NEG_INF if is_empty else new_max + math.log2(total)
+                    tell(words, W_PARTIAL + item * PARTIAL + SIZE + thread, lse, epoch)
             ptx.named_barrier_sync(1, THREADS)  # scratch is read: the next item may overwrite it
         return count
 
     @cuda.jit(device=True)
-    def merge_splits(partial, merged, warp, lane):
-        """Write the attended row to shared memory, a head by a warp: every block merges the splits again, and none
-        waits for another. Lane n has the weight of split n, and every lane some elements of all splits."""
-        outs = cuda.local.array(OUTS, float32)
-        for head in u32.range(warp, HEADS, WARPS):
-            start = head * (SPLITS * PARTIAL)
-            lse = partial[start + min(lane, SPLITS - 1) * PARTIAL + SIZE]
-            for n in range(SPLITS):
-                for j in range(HEAD_WORDS):
-                    outs[n * HEAD_WORDS + j] = partial[start + n * PARTIAL + min(32 * j + lane, SIZE - 1)]
-            weight = weight_of(lse if lane < SPLITS else NEG_INF, warp_max(lse))
-            total = warp_sum(weight)
-            for j in range(HEAD_WORDS):
-                out = ZERO
+    def merge_splits(words, epoch, gathered, thread):
+        """Merge the splits of a head, by the block that has its number, and tell the result."""
+        for head in u32.range(u32.blockIdx.x, HEADS, u32.gridDim.x):
+            gather_splits(words, W_PARTIAL + head * (SPLITS * PARTIAL), SPLITS * PARTIAL, 0, epoch, gathered, thread)
+            if thread < SIZE:
+                new_max = NEG_INF
                 for n in range(SPLITS):
-                    out += cuda.shfl_sync(ALL_LANES, weight, n) * outs[n * HEAD_WORDS + j]
-                if 32 * j + lane < SIZE:
-                    merged[head * SIZE + 32 * j + lane] = out / total
+                    new_max = max(new_max, gathered[n * PARTIAL + SIZE])
+                total, out = ZERO, ZERO
+                for n in range(SPLITS):
+                    weight = ptx.exp2_approx(gathered[n * PARTIAL + SIZE] - new_max)
+                    total += weight
+                    out += weight * gathered[n * PARTIAL + thread]
+                tell(words, W_ATTENDED + head * SIZE + thread, out / total, epoch)
+            ptx.named_barrier_sync(1, THREADS)  # gathered is read
 
     # --- The kernel ---------------------------------------------------------------------------------------------------
 
+    @cuda.jit(device=True)
+    def begin_phase(timers, number, marks, thread):
+        if TIMED and thread == 0:
+            mark(timers, 2 * number, marks)
+
+    @cuda.jit(device=True)
+    def end_phase(timers, number, marks, thread):
+        if TIMED and thread == 0:
+            mark(timers, 2 * number + 1, marks)
+
     @cuda.jit(launch_bounds=(sizes.threads, 1))
-    def persistent_gpt2_kernel(weights, table, positions, head, ids, start, cache, x, q, partial, hidden, logits, best,
-                               counters, timers, advance):
+    def persistent_gpt2_kernel(weights, table, positions, head, ids, start, cache, words, logits, best, counters,
+                               timers, advance):
         tiles = cuda.shared.array(0, ELEMENT)
         full = cuda.shared.array(STAGES, uint64)
         empty = cuda.shared.array(STAGES, uint64)
-        scratch = cuda.shared.array(SCRATCH, np.float32, alignment=16)
+        # A block gathers into them in turn, with a barrier each time: no warp still reads the one that is written.
+        gathered = cuda.shared.array(GATHERED, np.float32, alignment=16)
+        gathered_next = cuda.shared.array(GATHERED, np.float32, alignment=16)
+        scratch = cuda.shared.array(SCRATCH, np.float32)
+        residual = cuda.shared.array(C, np.float32)  # this block's rows of x, from the first one on
         keys = cuda.shared.array(WARPS, int64)
-        at_join = cuda.shared.array(1, uint32)
+        at_join = cuda.shared.array(1, uint32)  # never
         row = cuda.local.array(ROW, float32)
         norm_weight = cuda.local.array(ROW, float32)
         norm_bias = cuda.local.array(ROW, float32)
         thread = u32.threadIdx.x
         warp, lane = thread // 32, thread % 32
         block, blocks, layers = u32.blockIdx.x, u32.gridDim.x, u32.shape(cache)[0]
-        marks = 2 * (JOINS * layers + 1)
+        marks = 2 * (PHASES * layers + 1)
         ring = tiles, full, empty, at_join
         visible = min(uint32(start[0]), u32.shape(cache)[1] - 1) + 1  # tokens, with the new one
+        epoch = counters[2]  # of the last layer of the launch before
         if thread == 0:
             for stage in range(STAGES):
                 ptx.mbarrier_init(full, stage, 1)
@@ -467,90 +534,90 @@ def make_persistent_gpt2(sizes: Sizes):
             load_ring(ring, weights, head, cache, visible, lane)
         else:
             count = uint32(0)
-            if TIMED and thread == 0:
-                mark(timers, 0, marks)
+            first_x, end_x = slice_of(uint32(C))
             load_norm(norm_weight, norm_bias, weights, uint64(LN_1), lane)
             for layer in u32.range(layers):
-                base = uint64(layer) * uint64(LAYER)
+                base, number = uint64(layer) * uint64(LAYER), PHASES * layer
+                begin, end = slice_of(uint32(3 * C))
                 if layer == 0:
                     token = min(uint32(ids[0]), V - 1)
                     position = min(visible, u32.shape(positions)[0]) - 1
                     load_parameters(row, table, uint64(token) * uint64(C), lane)
                     for j in range(VECS):
-                        k = VEC * lane + 32 * VEC * j
                         for i in range(VEC):
-                            row[VEC * j + i] += to_float(positions[position, k + i if EXACT or k < C else 0])
-                            if EXACT or k < C:
-                                if block == 0 and warp == 0:
-                                    x[k + i] = row[VEC * j + i]  # for the first residual, two joins away
-                            else:
+                            k = VEC * lane + 32 * VEC * j + i
+                            row[VEC * j + i] += to_float(positions[position, k if EXACT or k < C else 0])
+                            if not EXACT and k >= C:
                                 row[VEC * j + i] = ZERO
+                            if warp == 0 and first_x <= k < end_x:
+                                residual[k - first_x] = row[VEC * j + i]
                 else:
-                    load_row(row, x, uint32(0), lane)
+                    if begin < end:
+                        gather_row(words, W_OUT, C, 0, epoch, gathered, thread)
+                    load_row(row, gathered, uint32(0), lane)
+                begin_phase(timers, number, marks, thread)
+                epoch += 1
                 normalise(row, norm_weight, norm_bias, lane)
-                resume(at_join, thread)
-                begin, end = slice_of(uint32(3 * C))
                 for first in u32.range(begin, end, WARPS):
                     i = first + warp
                     total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
                     count = next_stage(count)
                     if lane == 0 and i < end:
-                        if i < C:
-                            q[i] = to_float(to_element(total + bias))
-                        else:
+                        tell(words, W_QKV + i, to_float(to_element(total + bias)), epoch)
+                        if i >= C:
                             cache[layer, visible - 1, i - C] = to_element(total + bias)
-                end_phase(at_join, counters, timers, JOINS * layer, marks, thread)
-                begin_phase(counters, timers, JOINS * layer + 1, marks, thread)
+                end_phase(timers, number, marks, thread)
+                begin_phase(timers, number + 1, marks, thread)  # of what follows, waiting is a part
 
-                resume(at_join, thread)
-                count = attend(ring, q, cache, layer, visible, partial, scratch, count, warp, lane)
-                end_phase(at_join, counters, timers, JOINS * layer + 1, marks, thread)
-                begin_phase(counters, timers, JOINS * layer + 2, marks, thread)
+                count = attend(ring, words, epoch, gathered_next, scratch, visible, count, warp, lane)
+                merge_splits(words, epoch, gathered, thread)
+                end_phase(timers, number + 1, marks, thread)
 
-                merge_splits(partial, scratch, warp, lane)
-                resume(at_join, thread)
-                ptx.named_barrier_sync(1, THREADS)  # the attended row is written
-                for j in range(VECS):
-                    k = VEC * lane + 32 * VEC * j
-                    for n in range(0, VEC, 4):
-                        words = ptx.load_shared4(scratch, k + n if EXACT or k < C else 0)
-                        for i in range(4):
-                            row[VEC * j + n + i] = words[i] if EXACT or k < C else ZERO
-                begin, end = slice_of(uint32(C))
-                for first in u32.range(begin, end, WARPS):
+                if first_x < end_x:
+                    gather_row(words, W_ATTENDED, C, 0, epoch, gathered_next, thread)
+                else:
+                    ptx.named_barrier_sync(1, THREADS)
+                begin_phase(timers, number + 2, marks, thread)
+                load_row(row, gathered_next, uint32(0), lane)
+                for first in u32.range(first_x, end_x, WARPS):
                     i = first + warp
-                    residual = x[min(i, C - 1)]  # in flight during the product
-                    total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
+                    total, bias = next_product(row, ring, i, end_x, True, PITCH, count, warp, lane)
                     count = next_stage(count)
-                    if lane == 0 and i < end:
-                        x[i] = residual + (total + bias)
-                end_phase(at_join, counters, timers, JOINS * layer + 2, marks, thread)
+                    if lane == 0 and i < end_x:
+                        total = residual[i - first_x] + (total + bias)
+                        tell(words, W_ADDED + i, total, epoch)
+                        residual[i - first_x] = total
+                end_phase(timers, number + 2, marks, thread)
                 load_norm(norm_weight, norm_bias, weights, base + uint64(LN_2), lane)
-                begin_phase(counters, timers, JOINS * layer + 3, marks, thread)
 
-                load_row(row, x, uint32(0), lane)
-                normalise(row, norm_weight, norm_bias, lane)
-                resume(at_join, thread)
                 begin, end = slice_of(uint32(M))
+                if begin < end:
+                    gather_row(words, W_ADDED, C, 0, epoch, gathered, thread)
+                else:
+                    ptx.named_barrier_sync(1, THREADS)
+                begin_phase(timers, number + 3, marks, thread)
+                load_row(row, gathered, uint32(0), lane)
+                normalise(row, norm_weight, norm_bias, lane)
                 for first in u32.range(begin, end, WARPS):
                     i = first + warp
                     total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
                     count = next_stage(count)
                     if lane == 0 and i < end:
-                        hidden[i] = gelu_sigmoid(total + bias)
-                end_phase(at_join, counters, timers, JOINS * layer + 3, marks, thread)
-                begin_phase(counters, timers, JOINS * layer + 4, marks, thread)
+                        tell(words, W_INNER + i, gelu_sigmoid(total + bias), epoch)
+                end_phase(timers, number + 3, marks, thread)
 
                 # A warp has a part of a row; the parts are added up in their order.
+                if first_x < end_x:
+                    gather_inner(words, W_INNER, M, 0, epoch, gathered_next, thread)
+                else:
+                    ptx.named_barrier_sync(1, THREADS)
+                begin_phase(timers, number + 4, marks, thread)
                 part, stage_row = warp % PARTS, warp // PARTS
-                load_row(row, hidden, part * C, lane)
-                resume(at_join, thread)
-                begin, end = slice_of(uint32(C))
+                load_row(row, gathered_next, part * C, lane)
                 buffer = uint32(0)
-                for first in u32.range(begin, end, PROJ_ROWS):
-                    residual = x[min(first + thread, C - 1)]
+                for first in u32.range(first_x, end_x, PROJ_ROWS):
                     stage = await_stage(ring, count)
-                    if first + stage_row < end:
+                    if first + stage_row < end_x:
                         i = stage * STAGE + stage_row * INNER_PITCH
                         total = multiply(row, tiles, i + part * C, lane)
                         if lane == 0:
@@ -558,20 +625,21 @@ def make_persistent_gpt2(sizes: Sizes):
                     release(ring, stage, lane)
                     count = next_stage(count)
                     ptx.named_barrier_sync(1, THREADS)
-                    if thread < PROJ_ROWS and first + thread < end:
-                        total = ZERO
+                    if thread < PROJ_ROWS and first + thread < end_x:
+                        total = residual[first + thread - first_x]
                         for n in range(PARTS):
                             total += scratch[buffer + thread * PARTS + n]
-                        x[first + thread] = residual + total
+                        tell(words, W_OUT + first + thread, total, epoch)
+                        residual[first + thread - first_x] = total
                     buffer = WARPS - buffer
-                end_phase(at_join, counters, timers, JOINS * layer + 4, marks, thread)
+                end_phase(timers, number + 4, marks, thread)
                 next_norm = base + uint64(LAYER) + uint64(LN_1 if layer + 1 < layers else 0)
                 load_norm(norm_weight, norm_bias, weights, next_norm, lane)
-                begin_phase(counters, timers, JOINS * layer + 5, marks, thread)
 
-            load_row(row, x, uint32(0), lane)
+            gather_row(words, W_OUT, C, 0, epoch, gathered, thread)
+            begin_phase(timers, PHASES * layers, marks, thread)
+            load_row(row, gathered, uint32(0), lane)
             normalise(row, norm_weight, norm_bias, lane)
-            resume(at_join, thread)
             begin, end = slice_of(uint32(V))
             max_key = LEAST
             for first in u32.range(begin, end, WARPS):
@@ -589,18 +657,19 @@ def make_persistent_gpt2(sizes: Sizes):
                 for other in range(WARPS):
                     max_key = max(max_key, keys[other])
                 best[block] = max_key
-                if TIMED:
-                    mark(timers, marks - 1, marks)
+            end_phase(timers, PHASES * layers, marks, thread)
             arrive(counters, thread, THREADS)
             if block == 0:
-                wait(counters, (JOINS * layers + 1) * blocks, thread, THREADS)
-                if warp == 0 and advance > 0:
+                wait(counters, blocks, thread, THREADS)
+                if warp == 0:
                     for other in u32.range(lane, blocks, 32):
                         max_key = max(max_key, best[other])
                     max_key = warp_largest_key(max_key)
                     if lane == 0:
-                        ids[0] = int32(~uint32(max_key))
-                        start[0] += int32(advance)
+                        counters[2] = epoch
+                        if advance > 0:
+                            ids[0] = int32(~uint32(max_key))
+                            start[0] += int32(advance)
             if thread == 0:
                 leave(counters)
 
@@ -614,11 +683,9 @@ class Buffers:
 
     def __init__(self, sizes: Sizes, layers: int):
         self.sizes, self.layers, self.blocks = sizes, layers, blocks_here()
-        self.x, self.q, self.hidden = (cuda.to_device(np.zeros(n, np.float32))
-                                       for n in (sizes.hidden, sizes.hidden, sizes.inner))
-        self.partial = cuda.device_array(sizes.heads * sizes.splits * (sizes.head_dim + 1), np.float32)
+        self.words = cuda.to_device(np.zeros(sizes.words["end"], np.uint64))
         self.best = cuda.device_array(self.blocks, np.int64)
-        self.counters = cuda.to_device(np.zeros(2, np.uint32))
+        self.counters = cuda.to_device(np.zeros(3, np.uint32))  # two of joins.py, and the epoch
         self.times = cuda.to_device(np.zeros(self.blocks * sizes.marks(layers) if sizes.timed else 1, np.uint64))
 
 
@@ -645,6 +712,5 @@ def persistent_gpt2(buffers: Buffers, weights, table, positions, head, ids, star
     kernel = make_persistent_gpt2(sizes)
     if reason := missing(kernel):
         raise ValueError(f"persistent_gpt2 {reason}")
-    launch_tiled(kernel, buffers.blocks, stream, weights, table, positions, head, ids, start, cache, buffers.x,
-                 buffers.q, buffers.partial, buffers.hidden, logits, buffers.best, buffers.counters, buffers.times,
-                 np.uint32(advance))
+    launch_tiled(kernel, buffers.blocks, stream, weights, table, positions, head, ids, start, cache,
+                 buffers.words, logits, buffers.best, buffers.counters, buffers.times, np.uint32(advance))

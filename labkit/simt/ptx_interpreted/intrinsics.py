@@ -46,8 +46,8 @@ class Intrinsics:
         names["_ptx_cp_async_4"] = functools.partial(self._copy, "cp_async_4", 4)
         for name in ("cp_async_commit", "cp_async_wait", "wgmma_descriptor", "wgmma_commit", "fence_proxy_async",
                      "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "tma_load_2d", "tma_store_2d",
-                     "tma_store_commit", "tma_store_wait", "bulk_load", "load_acquire", "add_release", "trap",
-                     "store_timer"):  # fmt: skip
+                     "tma_store_commit", "tma_store_wait", "bulk_load", "load_acquire", "add_release",
+                     "load_relaxed2", "store_relaxed", "trap", "store_timer"):  # fmt: skip
             names[f"_ptx_{name}"] = getattr(self, name)
         return names
 
@@ -384,6 +384,17 @@ class Intrinsics:
         counters, i = self._counter("add_release", array, i)
         self.execution.released(array, i)
         counters[i] += np.uint32(int(value))
+
+    def load_relaxed2(self, array, i):
+        words, i = self._counter("load_relaxed2", array, i, itemsize=8)
+        if i % 2 or i + 1 >= words.size:
+            self.fault("assertion", sys._getframe(1).f_lineno, f"reads words {i} and {i + 1} of {words.size} with "
+                       "ptx.load_relaxed2; the first must be even")  # fmt: skip
+        return Uint64(int(words[i])), Uint64(int(words[i + 1]))
+
+    def store_relaxed(self, array, i, word):
+        words, i = self._counter("store_relaxed", array, i, itemsize=8)
+        words[i] = np.uint64(int(word))
 
     def trap(self):
         self.fault("assertion", sys._getframe(1).f_lineno, "reaches ptx.trap()")
