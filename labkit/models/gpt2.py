@@ -10,7 +10,7 @@ size of its vocabulary. Numbers are float32; parameters and cache may be float16
 kernel of labkit.kernels.
 
 A single token, a decoder's step, has launches of its own where there are kernels for its shape: gpt2_step.py. From
-compute capability 9.0 on it is one launch: gpt2_one_kernel.py. With `Kernels` of one's own every launch is one of those.
+compute capability 9.0 on it is one launch: gpt2_one_kernel.py. With `Kernels` of one's own each launch is one of those.
 
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); parameters are named and laid
         out as in the files of transformers' GPT2LMHeadModel

@@ -5,7 +5,7 @@
     one_kernel.forward(ws, 1)           # and gpt2_step.pick
 
 The layers' weights are copied: the files have (inputs, outputs), and the kernel reads the weights of an output as one
-row, with its bias behind it.
+row, with its bias behind it; those of the MLP's second layer as the files have them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from labkit.kernels.op import missing
 from labkit.kernels.persistent.gpt2 import MAX_SPLITS, Buffers, Sizes, make_persistent_gpt2, persistent_gpt2
 from labkit.kernels.persistent.joins import blocks_here
 
-CPU_WARPS = 4  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
-MAX_STAGES = 10
+CPU_WARPS = 2  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
+MAX_STAGES = 14
 STATIC = 12 << 10  # bytes of shared memory for barriers, keys, and the warps' results of attention, at most
-LINEARS = {"qkv": "attn.c_attn", "o": "attn.c_proj", "fc": "mlp.c_fc", "proj": "mlp.c_proj"}
+LINEARS = {"qkv": "attn.c_attn", "o": "attn.c_proj", "fc": "mlp.c_fc"}  # a row for each output
 
 
 def sizes_of(model, timed: bool = False) -> Sizes:
     """Return the sizes of a model, and as many stages as fit into shared memory beside the rest."""
     config = model.config
     sizes = Sizes(config.n_embd, config.n_head, config.inner, config.vocab_size, ELEMENTS[model.dtype], timed=timed,
+                  blocks=blocks_here(),
                   splits=max(1, min(MAX_SPLITS, blocks_here() // config.n_head)),
                   warps=Sizes.warps if gpus.chosen_on_gpu() else CPU_WARPS)
     if sizes.problem():
@@ -80,12 +81,15 @@ def arranged(model, sizes: Sizes):
             pitch = inputs + sizes.element.per_load
             rows = host[sizes.layer[part] :][: outputs * pitch].reshape(outputs, pitch)
             rows[:, :inputs], rows[:, inputs] = matrix.T, bias
+        proj = _flat(layer, "mlp.c_proj")  # the MLP's second layer stays as it is: a row for each input
+        host[sizes.layer["proj"] :][: proj.size] = proj
         for part in ("ln_1", "ln_2"):
-            host[sizes.layer[part] :][: 2 * sizes.hidden] = _norm(layer, part)
+            host[sizes.layer[part] :][: 2 * sizes.hidden] = _flat(layer, part)
         weights[number * size : (number + 1) * size].copy_to_device(host)
-    weights[len(model.layers) * size :].copy_to_device(_norm(model.weights, "ln_f"))
+    weights[len(model.layers) * size :].copy_to_device(_flat(model.weights, "ln_f"))
     return weights
 
 
-def _norm(weights, name: str) -> np.ndarray:
-    return np.concatenate([weights[f"{name}.{kind}"].copy_to_host() for kind in ("weight", "bias")])
+def _flat(weights, name: str) -> np.ndarray:
+    """The weights, and the biases behind them."""
+    return np.concatenate([weights[f"{name}.{kind}"].copy_to_host().reshape(-1) for kind in ("weight", "bias")])

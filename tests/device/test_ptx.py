@@ -688,6 +688,37 @@ def test_blocks_wait_for_a_counter_and_see_what_was_written_before():
     assert (ends >= begins).all() and (np.diff(ends) >= 0).all() and begins.min() > 0
 
 
+@cuda.jit
+def add_neighbours_words(words, out):
+    """A block tells b and b + 1, with the epoch 1 above them, and adds up its neighbour's."""
+    b, blocks, t = uint32(cuda.blockIdx.x), uint32(cuda.gridDim.x), uint32(cuda.threadIdx.x)
+    epoch = uint64(1) << uint64(32)
+    if t < uint32(2):
+        ptx.store_relaxed(words, uint32(2) * b + t, epoch | uint64(b + t))
+    first, second = uint64(0), uint64(0)
+    while first < epoch or second < epoch:
+        first, second = ptx.load_relaxed2(words, uint32(2) * ((b + uint32(1)) % blocks))
+    out[b, t] = uint32(first) + uint32(second)
+
+
+def test_words_carry_values_from_block_to_block():
+    needs(9)
+    words, out = cuda.to_device(np.zeros(6, np.uint64)), cuda.to_device(np.zeros((3, 32), np.uint32))
+    add_neighbours_words[3, 32](words, out)
+    np.testing.assert_array_equal(out.copy_to_host(), np.repeat([[3], [5], [1]], 32, axis=1))
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("i", [1, 6])
+def test_words_that_are_no_pair_are_refused(i):
+    @cuda.jit
+    def load(words, i, out):
+        out[0], out[1] = ptx.load_relaxed2(words, i)
+
+    with pytest.raises(KernelAssertionError, match=f"reads words {i} and {i + 1} of 6 .*; the first must be even"):
+        load[1, 1](cuda.to_device(np.zeros(6, np.uint64)), np.uint32(i), cuda.to_device(np.zeros(2, np.uint64)))
+
+
 @pytest.mark.cpu_device
 @pytest.mark.parametrize("nbytes", [0, 24])
 def test_a_bulk_copy_of_other_sizes_is_refused(nbytes):

@@ -25,9 +25,9 @@ from labkit.kernels.elements import FLOAT32, Element
 from labkit.kernels.gelu import gelu_sigmoid
 from labkit.kernels.norm.rows import EPSILON, small
 from labkit.kernels.op import missing
-from labkit.kernels.persistent.joins import arrive, blocks_here, leave, mark, wait
+from labkit.kernels.persistent.joins import arrive, leave, mark, wait
 from labkit.kernels.persistent.ring import make_claim, make_stages
-from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_sum
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, XOR_OFFSETS, ZERO, warp_sum
 
 PHASES = 5  # of a layer: qkv, attention, o, the first and the second layer of the MLP
 MAX_SPLITS = 32  # of the keys of a head
@@ -37,18 +37,19 @@ WIDEST = 1280  # numbers of a row in a warp's registers, beside its norm's weigh
 
 @dataclass(frozen=True)
 class Sizes:
-    """GPT-2's sizes. splits: of the keys of a head. warps: of a block that compute; one more copies. in_flight: stages
-    that an SM copies at once. timed: record when each block begins and ends each phase."""
+    """GPT-2's sizes. blocks: of the launch. splits: of the keys of a head. warps: of a block that compute; one more
+    copies. in_flight: stages that an SM copies at once. timed: record when each block begins and ends each phase."""
 
     hidden: int
     heads: int
     inner: int
     vocab: int
     element: Element = FLOAT32
+    blocks: int = 132
     splits: int = 11
-    warps: int = 12
-    stages: int = 5
-    in_flight: int = 2
+    warps: int = 8
+    stages: int = 7
+    in_flight: int = 3
     timed: bool = False
 
     @property
@@ -56,25 +57,16 @@ class Sizes:
         return self.hidden // self.heads
 
     @property
-    def parts(self) -> int:
-        """Of the rows of the MLP's second layer: each is as long as the other layers' rows."""
-        return self.inner // self.hidden
-
-    @property
     def pitch(self) -> int:
         """Elements of a row of weights in memory: its bias lies behind it, with which it is copied."""
         return self.hidden + self.element.per_load
 
     @property
-    def inner_pitch(self) -> int:
-        return self.inner + self.element.per_load
-
-    @property
     def layer(self) -> dict[str, int]:
         """Where each part of a layer begins, and where the layer ends, in elements."""
         C, M, begin, result = self.hidden, self.inner, 0, {}
-        for name, size in (("qkv", 3 * C * self.pitch), ("o", C * self.pitch), ("fc", M * self.pitch),
-                           ("proj", C * self.inner_pitch), ("ln_1", 2 * C), ("ln_2", 2 * C), ("end", 0)):
+        for name, size in (("qkv", 3 * C * self.pitch), ("o", C * self.pitch), ("fc", M * self.pitch), ("proj", M * C),
+                           ("proj_bias", C), ("ln_1", 2 * C), ("ln_2", 2 * C), ("end", 0)):
             result[name], begin = begin, begin + size
         return result
 
@@ -102,14 +94,25 @@ class Sizes:
         """Where what the blocks tell one another begins, in words, and where it ends."""
         C, begin, result = self.hidden, 0, {}
         for name, size in (("qkv", 3 * C), ("partial", self.heads * self.splits * (self.head_dim + 2)), ("attended", C),
-                           ("added", C), ("inner", self.inner), ("out", C), ("end", 0)):
+                           ("added", C), ("products", self.blocks * self.told), ("out", C), ("end", 0)):
             result[name], begin = begin, begin + size
         return result
+
+    def rows_each(self, rows: int) -> int:
+        """Return how many of a matrix's rows a block has, at most; the last blocks have fewer, or none."""
+        return -(-rows // self.blocks)
+
+    @property
+    def told(self) -> int:
+        """Words that a block is told of the MLP's products, for each of its rows of x by each block that has some; an
+        even number."""
+        told = self.rows_each(self.hidden) * -(-self.inner // self.rows_each(self.inner))
+        return told + told % 2
 
     @property
     def gathered(self) -> int:
         """float32 in shared memory: the longest row that a block gathers."""
-        return max(self.inner, self.hidden, self.splits * (self.head_dim + 2), 3 * self.head_dim)
+        return max(self.hidden, self.splits * (self.head_dim + 2), 3 * self.head_dim, self.told)
 
     def marks(self, layers: int) -> int:
         """Return the times that a block records: the begin and the end of each phase."""
@@ -121,16 +124,13 @@ class Sizes:
             return f"n_embd is {self.hidden}; multiples of 8 up to {WIDEST:,} are allowed"
         if self.hidden % self.heads or self.head_dim % 8 or self.head_dim > 128:
             return f"heads have {self.hidden / self.heads:g} numbers; multiples of 8 up to 128 are allowed"
-        if self.inner % self.hidden or self.warps % self.parts:
-            return (f"the MLP is {self.inner} wide; {self.hidden} times "
-                    f"{', '.join(str(n) for n in range(1, self.warps + 1) if self.warps % n == 0)} are allowed")
         return ""
 
 
-# A word has a float32 in its lower half, and above it the epoch: the number of the layer that wrote it, counted over all
+# A word has a float32 in its lower half and its epoch above: the number of the layer that wrote it, counted over all
 # launches. A block that needs a row reads its words until they are of the layer, and has the values with them: there is
-# no counter to raise behind a fence, and no second load. NCCL's protocol LL is the same. A word is written again a layer
-# later, when all blocks have read it: what they told after reading it is part of what its writer has read since.
+# no counter to raise behind a fence, and no second load. NCCL's LL protocol does the same. A word is written again one
+# layer later, when all blocks have read it: what they told after reading it is part of what its writer has read since.
 
 
 @cuda.jit(device=True)
@@ -139,7 +139,7 @@ def tell(words, i, value, epoch):
 
 
 def make_gather(count: int, threads: int):
-    """Make the device function that gathers `count` values, an even number, by `threads` threads."""
+    """Make the device function that gathers `count` values by `threads` threads."""
     COUNT, THREADS = count, threads
     PAIRS = -(-count // (2 * threads))
     SIZE = 2 * PAIRS
@@ -153,19 +153,19 @@ def make_gather(count: int, threads: int):
         while not is_there:
             is_there = True
             for n in range(PAIRS):  # all in flight together
-                i = min(2 * (n * THREADS + thread), COUNT - 2)
-                pairs[2 * n], pairs[2 * n + 1] = ptx.load_relaxed2(words, start + i // run * stride + i % run)
+                i = 2 * (n * THREADS + thread)
+                if i < COUNT:
+                    pairs[2 * n], pairs[2 * n + 1] = ptx.load_relaxed2(words, start + i // run * stride + i % run)
             for n in range(SIZE):
-                if uint32(pairs[n] >> uint64(32)) != epoch:
+                if 2 * (n // 2 * THREADS + thread) + n % 2 < COUNT and uint32(pairs[n] >> uint64(32)) != epoch:
                     is_there = False
             polls += 1
             if polls == MAX_POLLS:
                 ptx.trap()
-        for n in range(PAIRS):
-            i = 2 * (n * THREADS + thread)
+        for n in range(SIZE):
+            i = 2 * (n // 2 * THREADS + thread) + n % 2
             if i < COUNT:
-                values[i] = ptx.bits_float(uint32(pairs[2 * n]))
-                values[i + 1] = ptx.bits_float(uint32(pairs[2 * n + 1]))
+                values[i] = ptx.bits_float(uint32(pairs[n]))
         ptx.named_barrier_sync(1, THREADS)
 
     return gather
@@ -177,9 +177,10 @@ def make_persistent_gpt2(sizes: Sizes):
     shared out among the blocks, neighbouring ones to each; a warp multiplies a row at a time."""
     WARPS, THREADS, STAGES, STAGE = sizes.warps, 32 * sizes.warps, sizes.stages, sizes.stage
     C, M, V, HEADS, SIZE, SPLITS = (sizes.hidden, sizes.inner, sizes.vocab, sizes.heads, sizes.head_dim, sizes.splits)
-    PITCH, INNER_PITCH, PARTS, TIMED = sizes.pitch, sizes.inner_pitch, sizes.parts, sizes.timed
-    QKV, OUT, FC, PROJ, LN_1, LN_2, LAYER = sizes.layer.values()
-    PROJ_ROWS = WARPS // PARTS  # of a stage
+    PITCH, TOLD, TIMED = sizes.pitch, sizes.told, sizes.timed
+    QKV, OUT, FC, PROJ, PROJ_BIAS, LN_1, LN_2, LAYER = sizes.layer.values()
+    QKV_EACH, X_EACH, M_EACH, V_EACH = (sizes.rows_each(rows) for rows in (3 * C, C, M, V))
+    TELLERS, AT_ONCE = -(-M // M_EACH), 3  # blocks that have rows of the MLP; stages that are multiplied together
     element, ELEMENT, ITEMSIZE = sizes.element, sizes.element.dtype.type, sizes.element.dtype.itemsize
     PACKED, VEC = element.pack is not None, element.per_load
     VECS = -(-C // (32 * VEC))
@@ -189,22 +190,22 @@ def make_persistent_gpt2(sizes: Sizes):
     FULL_GROUPS, GROUPS, WARP_GROUPS = LANES == CHUNKS, THREADS // LANES, 32 // LANES
     SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, WARP_GROUPS.bit_length() - 1
     TOKENS, ITEMS, PARTIAL = sizes.stage_tokens, HEADS * SPLITS, SIZE + 2
-    W_QKV, W_PARTIAL, W_ATTENDED, W_ADDED, W_INNER, W_OUT, _ = sizes.words.values()
-    GATHERED, SCRATCH = sizes.gathered, sizes.warps * (sizes.head_dim + 2)
+    W_QKV, W_PARTIAL, W_ATTENDED, W_ADDED, W_PRODUCTS, W_OUT, _ = sizes.words.values()
+    GATHERED, SCRATCH = sizes.gathered, max(sizes.warps * (sizes.head_dim + 2), sizes.rows_each(M))
     ROUNDS = -(-TOKENS // GROUPS)
+    OUT_CHUNKS = -(-C // (VEC * THREADS))
+    OUT_WORDS = VEC * OUT_CHUNKS
     SCALE = float32(LOG2_E / math.sqrt(SIZE))
     to_float, to_element, unpack = element.number, element.element, element.unpack
     claim, (stage_of, next_stage) = make_claim(sizes), make_stages(sizes)
-    gather_row, gather_head, gather_splits, gather_inner = (
-        make_gather(count, THREADS) for count in (C, 3 * SIZE, SPLITS * PARTIAL, M))
+    gather_row, gather_head, gather_splits, gather_products = (
+        make_gather(count, THREADS) for count in (C, 3 * SIZE, SPLITS * PARTIAL, X_EACH * TELLERS))
     INV_COLUMNS, SMALL = float32(1.0 / C), small(EPSILON)
 
     @cuda.jit(device=True)
-    def slice_of(rows):
+    def slice_of(rows, each):
         """Return (begin, end) of the rows of this block."""
-        each = (rows + (u32.gridDim.x - 1)) // u32.gridDim.x
-        begin = min(u32.blockIdx.x * each, rows)
-        return begin, min(begin + each, rows)
+        return min(u32.blockIdx.x * each, rows), min((u32.blockIdx.x + 1) * each, rows)
 
     @cuda.jit(device=True)
     def split_of(item, visible):
@@ -216,13 +217,13 @@ def make_persistent_gpt2(sizes: Sizes):
     # --- The copying warp ---------------------------------------------------------------------------------------------
 
     @cuda.jit(device=True)
-    def load_matrix(ring, weights, base, rows, pitch, stage_rows, count, lane):
-        """Copy this block's rows of a matrix that begins at weights[base], `stage_rows` at a time: they are neighbours
-        in memory, one copy. count: as for stage_of."""
+    def load_matrix(ring, weights, base, rows, each, pitch, count, lane):
+        """Copy this block's rows of a matrix that begins at weights[base], one for each warp at a time: they are
+        neighbours in memory, one copy. count: as for stage_of."""
         tiles, full, _, _ = ring
-        begin, end = slice_of(rows)
-        for first in u32.range(begin, end, stage_rows):
-            nbytes = min(stage_rows, end - first) * pitch * ITEMSIZE
+        begin, end = slice_of(rows, each)
+        for first in u32.range(begin, end, WARPS):
+            nbytes = min(WARPS, end - first) * pitch * ITEMSIZE
             stage = claim(ring, count, nbytes, lane)
             if lane == 0:
                 ptx.bulk_load(tiles, stage * STAGE, weights, base + uint64(first) * uint64(pitch), nbytes, full, stage)
@@ -252,12 +253,12 @@ def make_persistent_gpt2(sizes: Sizes):
         layers, count = u32.shape(cache)[0], uint32(0)
         for layer in u32.range(layers):
             base = uint64(layer) * uint64(LAYER)
-            count = load_matrix(ring, weights, base + uint64(QKV), 3 * C, PITCH, WARPS, count, lane)
+            count = load_matrix(ring, weights, base + uint64(QKV), 3 * C, QKV_EACH, PITCH, count, lane)
             count = load_keys(ring, cache, layer, visible, count, lane)
-            count = load_matrix(ring, weights, base + uint64(OUT), C, PITCH, WARPS, count, lane)
-            count = load_matrix(ring, weights, base + uint64(FC), M, PITCH, WARPS, count, lane)
-            count = load_matrix(ring, weights, base + uint64(PROJ), C, INNER_PITCH, PROJ_ROWS, count, lane)
-        load_matrix(ring, head, uint64(0), V, C, WARPS, count, lane)
+            count = load_matrix(ring, weights, base + uint64(OUT), C, X_EACH, PITCH, count, lane)
+            count = load_matrix(ring, weights, base + uint64(FC), M, M_EACH, PITCH, count, lane)
+            count = load_matrix(ring, weights, base + uint64(PROJ), M, M_EACH, C, count, lane)
+        load_matrix(ring, head, uint64(0), V, V_EACH, C, count, lane)
 
     # --- Rows ---------------------------------------------------------------------------------------------------------
 
@@ -318,24 +319,6 @@ def make_persistent_gpt2(sizes: Sizes):
                 values[n] = (values[n] - mean) * rstd * weight[n] + bias[n] if inside else ZERO
 
     @cuda.jit(device=True)
-    def multiply(values, tiles, start, lane):
-        """Return, to every lane, the product of a row and the weights from tiles[start] on."""
-        even, odd = ZERO, ZERO
-        for j in range(VECS):
-            k = VEC * lane + 32 * VEC * j
-            words = ptx.load_shared4(tiles, start + (k if EXACT or k < C else 0))
-            for n in range(4):
-                if PACKED:
-                    low, high = unpack(words[n])
-                    even += values[VEC * j + 2 * n] * low
-                    odd += values[VEC * j + 2 * n + 1] * high
-                elif n % 2 == 0:
-                    even += values[VEC * j + n] * words[n]
-                else:
-                    odd += values[VEC * j + n] * words[n]
-        return warp_sum(even + odd)
-
-    @cuda.jit(device=True)
     def await_stage(ring, count):
         """Return the next stage of the ring, once it is full."""
         stage, lap = stage_of(count)
@@ -349,17 +332,74 @@ def make_persistent_gpt2(sizes: Sizes):
             ptx.mbarrier_arrive(ring[2], stage)
 
     @cuda.jit(device=True)
-    def next_product(values, ring, row, end, bias, pitch, count, warp, lane):
-        """Return the product of `values` with this warp's row of the next stage, and its bias; zeros where it has
-        none."""
-        stage, total, added = await_stage(ring, count), ZERO, ZERO
-        if row < end:
-            start = stage * STAGE + warp * pitch
-            total = multiply(values, ring[0], start, lane)
-            if bias:
-                added = to_float(ring[0][start + C])
-        release(ring, stage, lane)
-        return total, added
+    def multiply(values, tiles, start, lane):
+        """Return this lane's part of the product of a row and the weights from tiles[start] on."""
+        even, odd = ZERO, ZERO
+        for j in range(VECS):
+            k = VEC * lane + 32 * VEC * j
+            words = ptx.load_shared4(tiles, start + (k if EXACT or k < C else 0))
+            for n in range(4):
+                if PACKED:
+                    low, high = unpack(words[n])
+                    even += values[VEC * j + 2 * n] * low
+                    odd += values[VEC * j + 2 * n + 1] * high
+                elif n % 2 == 0:
+                    even += values[VEC * j + n] * words[n]
+                else:
+                    odd += values[VEC * j + n] * words[n]
+        return even + odd
+
+    @cuda.jit(device=True)
+    def multiply_rows(values, ring, first, end, bias, pitch, totals, count, warp, lane):
+        """Write to totals the products of `values` with this warp's rows of the next stages, AT_ONCE at most: rows
+        first + warp, first + warp + WARPS, ... up to `end`. bias: whether theirs lie behind them, to be added. Return
+        the next count. The sums over the lanes are in flight together."""
+        for n in range(AT_ONCE):
+            totals[n] = ZERO
+            row = first + n * WARPS + warp
+            if row - warp < end:
+                stage = await_stage(ring, count)
+                if row < end:
+                    start = stage * STAGE + warp * pitch
+                    totals[n] = multiply(values, ring[0], start, lane)
+                    if bias and lane == 0:
+                        totals[n] += to_float(ring[0][start + C])
+                release(ring, stage, lane)
+                count = next_stage(count)
+        for offset in XOR_OFFSETS:
+            for n in range(AT_ONCE):
+                totals[n] += cuda.shfl_xor_sync(ALL_LANES, totals[n], offset)
+        return count
+
+    @cuda.jit(device=True)
+    def of_lane(totals, lane):
+        """Return totals[lane], or the last one: without an index that is known only at run time."""
+        total = totals[AT_ONCE - 1]
+        for n in range(AT_ONCE - 1):
+            if lane == n:
+                total = totals[n]
+        return total
+
+    @cuda.jit(device=True)
+    def multiply_columns(inner, ring, first, end, products, count, thread):
+        """Add to `products`, this thread's part of the C outputs, those of the values inner[0] and on, of rows `first`
+        to `end`, with their rows of weights. Return the next count."""
+        chunk = cuda.local.array(VEC, float32)
+        for n in range(OUT_WORDS):
+            products[n] = ZERO
+        for row in u32.range(first, end, WARPS):
+            stage = await_stage(ring, count)
+            for n in u32.range(min(WARPS, end - row)):
+                value = inner[row - first + n]
+                for j in range(OUT_CHUNKS):
+                    k = VEC * (j * THREADS + thread)
+                    if k < C:
+                        unpack_words(ptx.load_shared4(ring[0], stage * STAGE + n * C + k), chunk, 0)
+                        for i in range(VEC):
+                            products[VEC * j + i] += value * chunk[i]
+            release(ring, stage, thread % 32)
+            count = next_stage(count)
+        return count
 
     # --- Attention ----------------------------------------------------------------------------------------------------
 
@@ -508,13 +548,15 @@ def make_persistent_gpt2(sizes: Sizes):
         # A block gathers into them in turn, with a barrier each time: no warp still reads the one that is written.
         gathered = cuda.shared.array(GATHERED, np.float32, alignment=16)
         gathered_next = cuda.shared.array(GATHERED, np.float32, alignment=16)
-        scratch = cuda.shared.array(SCRATCH, np.float32)
+        scratch = cuda.shared.array(SCRATCH, np.float32)  # of attention; the MLP's inner values; its products
         residual = cuda.shared.array(C, np.float32)  # this block's rows of x, from the first one on
         keys = cuda.shared.array(WARPS, int64)
         at_join = cuda.shared.array(1, uint32)  # never
         row = cuda.local.array(ROW, float32)
         norm_weight = cuda.local.array(ROW, float32)
         norm_bias = cuda.local.array(ROW, float32)
+        totals = cuda.local.array(AT_ONCE, float32)
+        products = cuda.local.array(OUT_WORDS, float32)
         thread = u32.threadIdx.x
         warp, lane = thread // 32, thread % 32
         block, blocks, layers = u32.blockIdx.x, u32.gridDim.x, u32.shape(cache)[0]
@@ -534,11 +576,11 @@ def make_persistent_gpt2(sizes: Sizes):
             load_ring(ring, weights, head, cache, visible, lane)
         else:
             count = uint32(0)
-            first_x, end_x = slice_of(uint32(C))
+            first_x, end_x = slice_of(uint32(C), uint32(X_EACH))
             load_norm(norm_weight, norm_bias, weights, uint64(LN_1), lane)
             for layer in u32.range(layers):
                 base, number = uint64(layer) * uint64(LAYER), PHASES * layer
-                begin, end = slice_of(uint32(3 * C))
+                begin, end = slice_of(uint32(3 * C), uint32(QKV_EACH))
                 if layer == 0:
                     token = min(uint32(ids[0]), V - 1)
                     position = min(visible, u32.shape(positions)[0]) - 1
@@ -558,14 +600,14 @@ def make_persistent_gpt2(sizes: Sizes):
                 begin_phase(timers, number, marks, thread)
                 epoch += 1
                 normalise(row, norm_weight, norm_bias, lane)
-                for first in u32.range(begin, end, WARPS):
-                    i = first + warp
-                    total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
-                    count = next_stage(count)
-                    if lane == 0 and i < end:
-                        tell(words, W_QKV + i, to_float(to_element(total + bias)), epoch)
+                for first in u32.range(begin, end, AT_ONCE * WARPS):
+                    count = multiply_rows(row, ring, first, end, True, PITCH, totals, count, warp, lane)
+                    i = first + lane * WARPS + warp
+                    if lane < AT_ONCE and i < end:
+                        element = to_element(of_lane(totals, lane))
+                        tell(words, W_QKV + i, to_float(element), epoch)
                         if i >= C:
-                            cache[layer, visible - 1, i - C] = to_element(total + bias)
+                            cache[layer, visible - 1, i - C] = element
                 end_phase(timers, number, marks, thread)
                 begin_phase(timers, number + 1, marks, thread)  # of what follows, waiting is a part
 
@@ -579,18 +621,17 @@ def make_persistent_gpt2(sizes: Sizes):
                     ptx.named_barrier_sync(1, THREADS)
                 begin_phase(timers, number + 2, marks, thread)
                 load_row(row, gathered_next, uint32(0), lane)
-                for first in u32.range(first_x, end_x, WARPS):
-                    i = first + warp
-                    total, bias = next_product(row, ring, i, end_x, True, PITCH, count, warp, lane)
-                    count = next_stage(count)
-                    if lane == 0 and i < end_x:
-                        total = residual[i - first_x] + (total + bias)
+                for first in u32.range(first_x, end_x, AT_ONCE * WARPS):
+                    count = multiply_rows(row, ring, first, end_x, True, PITCH, totals, count, warp, lane)
+                    i = first + lane * WARPS + warp
+                    if lane < AT_ONCE and i < end_x:
+                        total = residual[i - first_x] + of_lane(totals, lane)
                         tell(words, W_ADDED + i, total, epoch)
                         residual[i - first_x] = total
                 end_phase(timers, number + 2, marks, thread)
                 load_norm(norm_weight, norm_bias, weights, base + uint64(LN_2), lane)
 
-                begin, end = slice_of(uint32(M))
+                begin, end = slice_of(uint32(M), uint32(M_EACH))
                 if begin < end:
                     gather_row(words, W_ADDED, C, 0, epoch, gathered, thread)
                 else:
@@ -598,40 +639,45 @@ def make_persistent_gpt2(sizes: Sizes):
                 begin_phase(timers, number + 3, marks, thread)
                 load_row(row, gathered, uint32(0), lane)
                 normalise(row, norm_weight, norm_bias, lane)
-                for first in u32.range(begin, end, WARPS):
-                    i = first + warp
-                    total, bias = next_product(row, ring, i, end, True, PITCH, count, warp, lane)
-                    count = next_stage(count)
-                    if lane == 0 and i < end:
-                        tell(words, W_INNER + i, gelu_sigmoid(total + bias), epoch)
-                end_phase(timers, number + 3, marks, thread)
+                for first in u32.range(begin, end, AT_ONCE * WARPS):
+                    count = multiply_rows(row, ring, first, end, True, PITCH, totals, count, warp, lane)
+                    i = first + lane * WARPS + warp
+                    if lane < AT_ONCE and i < end:
+                        scratch[i - begin] = gelu_sigmoid(of_lane(totals, lane))
+                ptx.named_barrier_sync(1, THREADS)  # this block's inner values are written
 
-                # A warp has a part of a row; the parts are added up in their order.
+                # Their products with all C outputs: the inner row is nowhere as a whole. Each block tells each other
+                # those of its rows of x, which adds them up.
+                if begin < end:
+                    count = multiply_columns(scratch, ring, begin, end, products, count, thread)
+                    for j in range(OUT_CHUNKS):
+                        for i in range(VEC):
+                            k = VEC * (j * THREADS + thread) + i
+                            if k < C:
+                                gathered_next[k] = products[VEC * j + i]
+                ptx.named_barrier_sync(1, THREADS)
+                if begin < end:
+                    for k in u32.range(thread, C, THREADS):
+                        owner = k // X_EACH
+                        told = owner * TOLD + block * X_EACH + (k - owner * X_EACH)
+                        tell(words, W_PRODUCTS + told, gathered_next[k], epoch)
+                end_phase(timers, number + 3, marks, thread)
                 if first_x < end_x:
-                    gather_inner(words, W_INNER, M, 0, epoch, gathered_next, thread)
+                    gather_products(words, W_PRODUCTS + block * TOLD, TOLD, 0, epoch, gathered, thread)
+                    begin_phase(timers, number + 4, marks, thread)
+                    for i in u32.range(warp, end_x - first_x, WARPS):
+                        total = ZERO
+                        for n in u32.range(lane, TELLERS, 32):
+                            total += gathered[n * X_EACH + i]
+                        total = warp_sum(total)
+                        if lane == 0:
+                            bias = to_float(weights[base + uint64(PROJ_BIAS) + uint64(first_x + i)])
+                            total = residual[i] + (total + bias)
+                            tell(words, W_OUT + first_x + i, total, epoch)
+                            residual[i] = total
                 else:
                     ptx.named_barrier_sync(1, THREADS)
-                begin_phase(timers, number + 4, marks, thread)
-                part, stage_row = warp % PARTS, warp // PARTS
-                load_row(row, gathered_next, part * C, lane)
-                buffer = uint32(0)
-                for first in u32.range(first_x, end_x, PROJ_ROWS):
-                    stage = await_stage(ring, count)
-                    if first + stage_row < end_x:
-                        i = stage * STAGE + stage_row * INNER_PITCH
-                        total = multiply(row, tiles, i + part * C, lane)
-                        if lane == 0:
-                            scratch[buffer + warp] = total + (to_float(tiles[i + M]) if part == 0 else ZERO)
-                    release(ring, stage, lane)
-                    count = next_stage(count)
-                    ptx.named_barrier_sync(1, THREADS)
-                    if thread < PROJ_ROWS and first + thread < end_x:
-                        total = residual[first + thread - first_x]
-                        for n in range(PARTS):
-                            total += scratch[buffer + thread * PARTS + n]
-                        tell(words, W_OUT + first + thread, total, epoch)
-                        residual[first + thread - first_x] = total
-                    buffer = WARPS - buffer
+                    begin_phase(timers, number + 4, marks, thread)
                 end_phase(timers, number + 4, marks, thread)
                 next_norm = base + uint64(LAYER) + uint64(LN_1 if layer + 1 < layers else 0)
                 load_norm(norm_weight, norm_bias, weights, next_norm, lane)
@@ -640,16 +686,16 @@ def make_persistent_gpt2(sizes: Sizes):
             begin_phase(timers, PHASES * layers, marks, thread)
             load_row(row, gathered, uint32(0), lane)
             normalise(row, norm_weight, norm_bias, lane)
-            begin, end = slice_of(uint32(V))
+            begin, end = slice_of(uint32(V), uint32(V_EACH))
             max_key = LEAST
-            for first in u32.range(begin, end, WARPS):
-                i = first + warp
-                total, _ = next_product(row, ring, i, end, False, C, count, warp, lane)
-                count = next_stage(count)
-                if i < end:
+            for first in u32.range(begin, end, AT_ONCE * WARPS):
+                count = multiply_rows(row, ring, first, end, False, C, totals, count, warp, lane)
+                i = first + lane * WARPS + warp
+                if lane < AT_ONCE and i < end:
+                    total = of_lane(totals, lane)
+                    logits[0, i] = total
                     max_key = max(max_key, key_of(total, i))
-                    if lane == 0:
-                        logits[0, i] = total
+            max_key = warp_largest_key(max_key)
             if lane == 0:
                 keys[warp] = max_key
             ptx.named_barrier_sync(1, THREADS)  # the keys of all warps are written
@@ -682,11 +728,11 @@ class Buffers:
     """What a launch needs between its phases; and times, in nanoseconds, of each block the marks, if it is timed."""
 
     def __init__(self, sizes: Sizes, layers: int):
-        self.sizes, self.layers, self.blocks = sizes, layers, blocks_here()
+        self.sizes, self.layers = sizes, layers
         self.words = cuda.to_device(np.zeros(sizes.words["end"], np.uint64))
-        self.best = cuda.device_array(self.blocks, np.int64)
+        self.best = cuda.device_array(sizes.blocks, np.int64)
         self.counters = cuda.to_device(np.zeros(3, np.uint32))  # two of joins.py, and the epoch
-        self.times = cuda.to_device(np.zeros(self.blocks * sizes.marks(layers) if sizes.timed else 1, np.uint64))
+        self.times = cuda.to_device(np.zeros(sizes.blocks * sizes.marks(layers) if sizes.timed else 1, np.uint64))
 
 
 def persistent_gpt2(buffers: Buffers, weights, table, positions, head, ids, start, cache, logits, advance=0,
@@ -712,5 +758,5 @@ def persistent_gpt2(buffers: Buffers, weights, table, positions, head, ids, star
     kernel = make_persistent_gpt2(sizes)
     if reason := missing(kernel):
         raise ValueError(f"persistent_gpt2 {reason}")
-    launch_tiled(kernel, buffers.blocks, stream, weights, table, positions, head, ids, start, cache,
+    launch_tiled(kernel, sizes.blocks, stream, weights, table, positions, head, ids, start, cache,
                  buffers.words, logits, buffers.best, buffers.counters, buffers.times, np.uint32(advance))
