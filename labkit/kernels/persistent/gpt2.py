@@ -728,7 +728,7 @@ class Buffers:
     """What a launch needs between its phases; and times, in nanoseconds, of each block the marks, if it is timed."""
 
     def __init__(self, sizes: Sizes, layers: int):
-        self.sizes, self.layers = sizes, layers
+        self.sizes, self.layers, self.blocks = sizes, layers, sizes.blocks
         self.words = cuda.to_device(np.zeros(sizes.words["end"], np.uint64))
         self.best = cuda.device_array(sizes.blocks, np.int64)
         self.counters = cuda.to_device(np.zeros(3, np.uint32))  # two of joins.py, and the epoch
