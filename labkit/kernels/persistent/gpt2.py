@@ -50,6 +50,7 @@ class Sizes:
     warps: int = 8
     stages: int = 7
     in_flight: int = 3
+    at_join: int = 1
     timed: bool = False
 
     @property
@@ -145,11 +146,13 @@ def make_gather(count: int, threads: int):
     SIZE = 2 * PAIRS
 
     @cuda.jit(device=True)
-    def gather(words, start, run, stride, epoch, values, thread):
+    def gather(words, start, run, stride, epoch, values, at_join, thread):
         """Write to shared memory what is told in this epoch: runs of `run` words, an even number, the first from
         words[start] on, `stride` apart. The block's threads can read the values behind it."""
         pairs = cuda.local.array(SIZE, uint64)
         is_there, polls = False, 0
+        if thread == 0:
+            cuda.atomic.exch(at_join, 0, 1)
         while not is_there:
             is_there = True
             for n in range(PAIRS):  # all in flight together
@@ -167,6 +170,8 @@ def make_gather(count: int, threads: int):
             if i < COUNT:
                 values[i] = ptx.bits_float(uint32(pairs[n]))
         ptx.named_barrier_sync(1, THREADS)
+        if thread == 0:
+            cuda.atomic.exch(at_join, 0, 0)
 
     return gather
 
@@ -193,8 +198,10 @@ def make_persistent_gpt2(sizes: Sizes):
     W_QKV, W_PARTIAL, W_ATTENDED, W_ADDED, W_PRODUCTS, W_OUT, _ = sizes.words.values()
     GATHERED, SCRATCH = sizes.gathered, max(sizes.warps * (sizes.head_dim + 2), sizes.rows_each(M))
     ROUNDS = -(-TOKENS // GROUPS)
-    OUT_CHUNKS = -(-C // (VEC * THREADS))
-    OUT_WORDS = VEC * OUT_CHUNKS
+    OUT_CHUNKS = -(-C // (VEC * THREADS))  # of a thread, of the MLP's outputs
+    OUT_THREADS = -(-C // (VEC * OUT_CHUNKS))  # that have all of them; others share the sums
+    SHARES = max(n for n in (1, 2, 4) if n == 1 or n * OUT_THREADS <= THREADS and WARPS % n == 0)
+    OUT_WORDS, PRODUCTS = VEC * OUT_CHUNKS, SHARES * C
     SCALE = float32(LOG2_E / math.sqrt(SIZE))
     to_float, to_element, unpack = element.number, element.element, element.unpack
     claim, (stage_of, next_stage) = make_claim(sizes), make_stages(sizes)
@@ -350,55 +357,62 @@ def make_persistent_gpt2(sizes: Sizes):
         return even + odd
 
     @cuda.jit(device=True)
-    def multiply_rows(values, ring, first, end, bias, pitch, totals, count, warp, lane):
-        """Write to totals the products of `values` with this warp's rows of the next stages, AT_ONCE at most: rows
-        first + warp, first + warp + WARPS, ... up to `end`. bias: whether theirs lie behind them, to be added. Return
-        the next count. The sums over the lanes are in flight together."""
-        for n in range(AT_ONCE):
-            totals[n] = ZERO
-            row = first + n * WARPS + warp
-            if row - warp < end:
-                stage = await_stage(ring, count)
-                if row < end:
-                    start = stage * STAGE + warp * pitch
-                    totals[n] = multiply(values, ring[0], start, lane)
-                    if bias and lane == 0:
-                        totals[n] += to_float(ring[0][start + C])
-                release(ring, stage, lane)
-                count = next_stage(count)
-        for offset in XOR_OFFSETS:
-            for n in range(AT_ONCE):
-                totals[n] += cuda.shfl_xor_sync(ALL_LANES, totals[n], offset)
-        return count
+    def multiply_stage(values, ring, first, end, bias, pitch, count, warp, lane):
+        """Return this lane's part of the product of `values` with this warp's row of the next stage, which has rows
+        `first` and on, and the next count. bias: whether theirs lie behind them, to be added."""
+        total = ZERO
+        if first < end:
+            stage = await_stage(ring, count)
+            if first + warp < end:
+                start = stage * STAGE + warp * pitch
+                total = multiply(values, ring[0], start, lane)
+                if bias and lane == 0:
+                    total += to_float(ring[0][start + C])
+            release(ring, stage, lane)
+            count = next_stage(count)
+        return total, count
 
     @cuda.jit(device=True)
-    def of_lane(totals, lane):
-        """Return totals[lane], or the last one: without an index that is known only at run time."""
-        total = totals[AT_ONCE - 1]
-        for n in range(AT_ONCE - 1):
-            if lane == n:
-                total = totals[n]
-        return total
+    def multiply_rows(values, ring, first, end, bias, pitch, count, warp, lane):
+        """Return the product of `values` with row first + lane * WARPS + warp, to lanes 0 to 2, and the next count: the
+        sums over the lanes of three stages are in flight together."""
+        a, count = multiply_stage(values, ring, first, end, bias, pitch, count, warp, lane)
+        b, count = multiply_stage(values, ring, first + WARPS, end, bias, pitch, count, warp, lane)
+        c, count = multiply_stage(values, ring, first + 2 * WARPS, end, bias, pitch, count, warp, lane)
+        for offset in XOR_OFFSETS:
+            a += cuda.shfl_xor_sync(ALL_LANES, a, offset)
+            b += cuda.shfl_xor_sync(ALL_LANES, b, offset)
+            c += cuda.shfl_xor_sync(ALL_LANES, c, offset)
+        return (a if lane == 0 else b if lane == 1 else c), count
 
     @cuda.jit(device=True)
     def multiply_columns(inner, ring, first, end, products, count, thread):
-        """Add to `products`, this thread's part of the C outputs, those of the values inner[0] and on, of rows `first`
-        to `end`, with their rows of weights. Return the next count."""
+        """Write the C outputs of the values inner[0] and on, of rows `first` to `end`, with their rows of weights, to
+        products[0] and on: a thread has VEC neighbouring outputs of every SHARES-th row, and its share of each sum lies
+        C behind the one before. Return the next count."""
         chunk = cuda.local.array(VEC, float32)
+        sums = cuda.local.array(OUT_WORDS, float32)
+        share, own = thread // OUT_THREADS, thread % OUT_THREADS
         for n in range(OUT_WORDS):
-            products[n] = ZERO
+            sums[n] = ZERO
         for row in u32.range(first, end, WARPS):
             stage = await_stage(ring, count)
-            for n in u32.range(min(WARPS, end - row)):
-                value = inner[row - first + n]
-                for j in range(OUT_CHUNKS):
-                    k = VEC * (j * THREADS + thread)
-                    if k < C:
-                        unpack_words(ptx.load_shared4(ring[0], stage * STAGE + n * C + k), chunk, 0)
+            for r in range(WARPS // SHARES):
+                n = r * SHARES + share
+                if share < SHARES and row + n < end:
+                    value = inner[row - first + n]
+                    for j in range(OUT_CHUNKS):
+                        k = VEC * (j * OUT_THREADS + own)
+                        unpack_words(ptx.load_shared4(ring[0], stage * STAGE + n * C + min(k, C - VEC)), chunk, 0)
                         for i in range(VEC):
-                            products[VEC * j + i] += value * chunk[i]
+                            sums[VEC * j + i] += value * chunk[i]
             release(ring, stage, thread % 32)
             count = next_stage(count)
+        for j in range(OUT_CHUNKS):
+            k = VEC * (j * OUT_THREADS + own)
+            if share < SHARES and k < C:
+                for i in range(VEC):
+                    products[share * C + k + i] = sums[VEC * j + i]
         return count
 
     # --- Attention ----------------------------------------------------------------------------------------------------
@@ -455,7 +469,7 @@ def make_persistent_gpt2(sizes: Sizes):
         offset, group = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC, thread // LANES
         for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
             head, begin, end = split_of(item, visible)
-            gather_head(words, W_QKV + head * SIZE, SIZE, C, epoch, gathered, thread)
+            gather_head(words, W_QKV + head * SIZE, SIZE, C, epoch, gathered, ring[3], thread)
             for n in range(VEC):
                 query[n] = gathered[offset + n] * SCALE if FULL_GROUPS or chunk < CHUNKS else ZERO
                 # The newest token's key and value are not in the ring. All load them, the first group uses them.
@@ -511,10 +525,11 @@ def make_persistent_gpt2(sizes: Sizes):
         return count
 
     @cuda.jit(device=True)
-    def merge_splits(words, epoch, gathered, thread):
+    def merge_splits(words, epoch, gathered, at_join, thread):
         """Merge the splits of a head, by the block that has its number, and tell the result."""
         for head in u32.range(u32.blockIdx.x, HEADS, u32.gridDim.x):
-            gather_splits(words, W_PARTIAL + head * (SPLITS * PARTIAL), SPLITS * PARTIAL, 0, epoch, gathered, thread)
+            first = W_PARTIAL + head * (SPLITS * PARTIAL)
+            gather_splits(words, first, SPLITS * PARTIAL, 0, epoch, gathered, at_join, thread)
             if thread < SIZE:
                 new_max = NEG_INF
                 for n in range(SPLITS):
@@ -549,14 +564,13 @@ def make_persistent_gpt2(sizes: Sizes):
         gathered = cuda.shared.array(GATHERED, np.float32, alignment=16)
         gathered_next = cuda.shared.array(GATHERED, np.float32, alignment=16)
         scratch = cuda.shared.array(SCRATCH, np.float32)  # of attention; the MLP's inner values; its products
+        products = cuda.shared.array(PRODUCTS, np.float32)  # of the MLP's second layer
         residual = cuda.shared.array(C, np.float32)  # this block's rows of x, from the first one on
         keys = cuda.shared.array(WARPS, int64)
-        at_join = cuda.shared.array(1, uint32)  # never
+        at_join = cuda.shared.array(1, uint32)
         row = cuda.local.array(ROW, float32)
         norm_weight = cuda.local.array(ROW, float32)
         norm_bias = cuda.local.array(ROW, float32)
-        totals = cuda.local.array(AT_ONCE, float32)
-        products = cuda.local.array(OUT_WORDS, float32)
         thread = u32.threadIdx.x
         warp, lane = thread // 32, thread % 32
         block, blocks, layers = u32.blockIdx.x, u32.gridDim.x, u32.shape(cache)[0]
@@ -595,16 +609,16 @@ def make_persistent_gpt2(sizes: Sizes):
                                 residual[k - first_x] = row[VEC * j + i]
                 else:
                     if begin < end:
-                        gather_row(words, W_OUT, C, 0, epoch, gathered, thread)
+                        gather_row(words, W_OUT, C, 0, epoch, gathered, at_join, thread)
                     load_row(row, gathered, uint32(0), lane)
                 begin_phase(timers, number, marks, thread)
                 epoch += 1
                 normalise(row, norm_weight, norm_bias, lane)
                 for first in u32.range(begin, end, AT_ONCE * WARPS):
-                    count = multiply_rows(row, ring, first, end, True, PITCH, totals, count, warp, lane)
+                    total, count = multiply_rows(row, ring, first, end, True, PITCH, count, warp, lane)
                     i = first + lane * WARPS + warp
                     if lane < AT_ONCE and i < end:
-                        element = to_element(of_lane(totals, lane))
+                        element = to_element(total)
                         tell(words, W_QKV + i, to_float(element), epoch)
                         if i >= C:
                             cache[layer, visible - 1, i - C] = element
@@ -612,20 +626,20 @@ def make_persistent_gpt2(sizes: Sizes):
                 begin_phase(timers, number + 1, marks, thread)  # of what follows, waiting is a part
 
                 count = attend(ring, words, epoch, gathered_next, scratch, visible, count, warp, lane)
-                merge_splits(words, epoch, gathered, thread)
+                merge_splits(words, epoch, gathered, at_join, thread)
                 end_phase(timers, number + 1, marks, thread)
 
                 if first_x < end_x:
-                    gather_row(words, W_ATTENDED, C, 0, epoch, gathered_next, thread)
+                    gather_row(words, W_ATTENDED, C, 0, epoch, gathered_next, at_join, thread)
                 else:
                     ptx.named_barrier_sync(1, THREADS)
                 begin_phase(timers, number + 2, marks, thread)
                 load_row(row, gathered_next, uint32(0), lane)
                 for first in u32.range(first_x, end_x, AT_ONCE * WARPS):
-                    count = multiply_rows(row, ring, first, end_x, True, PITCH, totals, count, warp, lane)
+                    total, count = multiply_rows(row, ring, first, end_x, True, PITCH, count, warp, lane)
                     i = first + lane * WARPS + warp
                     if lane < AT_ONCE and i < end_x:
-                        total = residual[i - first_x] + of_lane(totals, lane)
+                        total += residual[i - first_x]
                         tell(words, W_ADDED + i, total, epoch)
                         residual[i - first_x] = total
                 end_phase(timers, number + 2, marks, thread)
@@ -633,37 +647,34 @@ def make_persistent_gpt2(sizes: Sizes):
 
                 begin, end = slice_of(uint32(M), uint32(M_EACH))
                 if begin < end:
-                    gather_row(words, W_ADDED, C, 0, epoch, gathered, thread)
+                    gather_row(words, W_ADDED, C, 0, epoch, gathered, at_join, thread)
                 else:
                     ptx.named_barrier_sync(1, THREADS)
                 begin_phase(timers, number + 3, marks, thread)
                 load_row(row, gathered, uint32(0), lane)
                 normalise(row, norm_weight, norm_bias, lane)
                 for first in u32.range(begin, end, AT_ONCE * WARPS):
-                    count = multiply_rows(row, ring, first, end, True, PITCH, totals, count, warp, lane)
+                    total, count = multiply_rows(row, ring, first, end, True, PITCH, count, warp, lane)
                     i = first + lane * WARPS + warp
                     if lane < AT_ONCE and i < end:
-                        scratch[i - begin] = gelu_sigmoid(of_lane(totals, lane))
+                        scratch[i - begin] = gelu_sigmoid(total)
                 ptx.named_barrier_sync(1, THREADS)  # this block's inner values are written
 
                 # Their products with all C outputs: the inner row is nowhere as a whole. Each block tells each other
                 # those of its rows of x, which adds them up.
                 if begin < end:
                     count = multiply_columns(scratch, ring, begin, end, products, count, thread)
-                    for j in range(OUT_CHUNKS):
-                        for i in range(VEC):
-                            k = VEC * (j * THREADS + thread) + i
-                            if k < C:
-                                gathered_next[k] = products[VEC * j + i]
                 ptx.named_barrier_sync(1, THREADS)
                 if begin < end:
                     for k in u32.range(thread, C, THREADS):
-                        owner = k // X_EACH
+                        owner, total = k // X_EACH, products[k]
+                        for n in range(1, SHARES):
+                            total += products[n * C + k]
                         told = owner * TOLD + block * X_EACH + (k - owner * X_EACH)
-                        tell(words, W_PRODUCTS + told, gathered_next[k], epoch)
+                        tell(words, W_PRODUCTS + told, total, epoch)
                 end_phase(timers, number + 3, marks, thread)
                 if first_x < end_x:
-                    gather_products(words, W_PRODUCTS + block * TOLD, TOLD, 0, epoch, gathered, thread)
+                    gather_products(words, W_PRODUCTS + block * TOLD, TOLD, 0, epoch, gathered, at_join, thread)
                     begin_phase(timers, number + 4, marks, thread)
                     for i in u32.range(warp, end_x - first_x, WARPS):
                         total = ZERO
@@ -682,17 +693,16 @@ def make_persistent_gpt2(sizes: Sizes):
                 next_norm = base + uint64(LAYER) + uint64(LN_1 if layer + 1 < layers else 0)
                 load_norm(norm_weight, norm_bias, weights, next_norm, lane)
 
-            gather_row(words, W_OUT, C, 0, epoch, gathered, thread)
+            gather_row(words, W_OUT, C, 0, epoch, gathered, at_join, thread)
             begin_phase(timers, PHASES * layers, marks, thread)
             load_row(row, gathered, uint32(0), lane)
             normalise(row, norm_weight, norm_bias, lane)
             begin, end = slice_of(uint32(V), uint32(V_EACH))
             max_key = LEAST
             for first in u32.range(begin, end, AT_ONCE * WARPS):
-                count = multiply_rows(row, ring, first, end, False, C, totals, count, warp, lane)
+                total, count = multiply_rows(row, ring, first, end, False, C, count, warp, lane)
                 i = first + lane * WARPS + warp
                 if lane < AT_ONCE and i < end:
-                    total = of_lane(totals, lane)
                     logits[0, i] = total
                     max_key = max(max_key, key_of(total, i))
             max_key = warp_largest_key(max_key)
