@@ -49,8 +49,7 @@ class Sizes:
     splits: int = 11
     warps: int = 8
     stages: int = 7
-    in_flight: int = 3
-    at_join: int = 1
+    in_flight: int = 4
     timed: bool = False
 
     @property
@@ -146,13 +145,11 @@ def make_gather(count: int, threads: int):
     SIZE = 2 * PAIRS
 
     @cuda.jit(device=True)
-    def gather(words, start, run, stride, epoch, values, at_join, thread):
+    def gather(words, start, run, stride, epoch, values, thread):
         """Write to shared memory what is told in this epoch: runs of `run` words, an even number, the first from
         words[start] on, `stride` apart. The block's threads can read the values behind it."""
         pairs = cuda.local.array(SIZE, uint64)
         is_there, polls = False, 0
-        if thread == 0:
-            cuda.atomic.exch(at_join, 0, 1)
         while not is_there:
             is_there = True
             for n in range(PAIRS):  # all in flight together
@@ -170,8 +167,6 @@ def make_gather(count: int, threads: int):
             if i < COUNT:
                 values[i] = ptx.bits_float(uint32(pairs[n]))
         ptx.named_barrier_sync(1, THREADS)
-        if thread == 0:
-            cuda.atomic.exch(at_join, 0, 0)
 
     return gather
 
@@ -469,7 +464,7 @@ def make_persistent_gpt2(sizes: Sizes):
         offset, group = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC, thread // LANES
         for item in u32.range(u32.blockIdx.x, ITEMS, u32.gridDim.x):
             head, begin, end = split_of(item, visible)
-            gather_head(words, W_QKV + head * SIZE, SIZE, C, epoch, gathered, ring[3], thread)
+            gather_head(words, W_QKV + head * SIZE, SIZE, C, epoch, gathered, thread)
             for n in range(VEC):
                 query[n] = gathered[offset + n] * SCALE if FULL_GROUPS or chunk < CHUNKS else ZERO
                 # The newest token's key and value are not in the ring. All load them, the first group uses them.
@@ -525,11 +520,11 @@ def make_persistent_gpt2(sizes: Sizes):
         return count
 
     @cuda.jit(device=True)
-    def merge_splits(words, epoch, gathered, at_join, thread):
+    def merge_splits(words, epoch, gathered, thread):
         """Merge the splits of a head, by the block that has its number, and tell the result."""
         for head in u32.range(u32.blockIdx.x, HEADS, u32.gridDim.x):
             first = W_PARTIAL + head * (SPLITS * PARTIAL)
-            gather_splits(words, first, SPLITS * PARTIAL, 0, epoch, gathered, at_join, thread)
+            gather_splits(words, first, SPLITS * PARTIAL, 0, epoch, gathered, thread)
             if thread < SIZE:
                 new_max = NEG_INF
                 for n in range(SPLITS):
@@ -567,7 +562,7 @@ def make_persistent_gpt2(sizes: Sizes):
         products = cuda.shared.array(PRODUCTS, np.float32)  # of the MLP's second layer
         residual = cuda.shared.array(C, np.float32)  # this block's rows of x, from the first one on
         keys = cuda.shared.array(WARPS, int64)
-        at_join = cuda.shared.array(1, uint32)
+        at_join = cuda.shared.array(1, uint32)  # never: the copying warp does not slow down
         row = cuda.local.array(ROW, float32)
         norm_weight = cuda.local.array(ROW, float32)
         norm_bias = cuda.local.array(ROW, float32)
@@ -609,7 +604,7 @@ def make_persistent_gpt2(sizes: Sizes):
                                 residual[k - first_x] = row[VEC * j + i]
                 else:
                     if begin < end:
-                        gather_row(words, W_OUT, C, 0, epoch, gathered, at_join, thread)
+                        gather_row(words, W_OUT, C, 0, epoch, gathered, thread)
                     load_row(row, gathered, uint32(0), lane)
                 begin_phase(timers, number, marks, thread)
                 epoch += 1
@@ -626,11 +621,11 @@ def make_persistent_gpt2(sizes: Sizes):
                 begin_phase(timers, number + 1, marks, thread)  # of what follows, waiting is a part
 
                 count = attend(ring, words, epoch, gathered_next, scratch, visible, count, warp, lane)
-                merge_splits(words, epoch, gathered, at_join, thread)
+                merge_splits(words, epoch, gathered, thread)
                 end_phase(timers, number + 1, marks, thread)
 
                 if first_x < end_x:
-                    gather_row(words, W_ATTENDED, C, 0, epoch, gathered_next, at_join, thread)
+                    gather_row(words, W_ATTENDED, C, 0, epoch, gathered_next, thread)
                 else:
                     ptx.named_barrier_sync(1, THREADS)
                 begin_phase(timers, number + 2, marks, thread)
@@ -647,7 +642,7 @@ def make_persistent_gpt2(sizes: Sizes):
 
                 begin, end = slice_of(uint32(M), uint32(M_EACH))
                 if begin < end:
-                    gather_row(words, W_ADDED, C, 0, epoch, gathered, at_join, thread)
+                    gather_row(words, W_ADDED, C, 0, epoch, gathered, thread)
                 else:
                     ptx.named_barrier_sync(1, THREADS)
                 begin_phase(timers, number + 3, marks, thread)
@@ -674,7 +669,7 @@ def make_persistent_gpt2(sizes: Sizes):
                         tell(words, W_PRODUCTS + told, total, epoch)
                 end_phase(timers, number + 3, marks, thread)
                 if first_x < end_x:
-                    gather_products(words, W_PRODUCTS + block * TOLD, TOLD, 0, epoch, gathered, at_join, thread)
+                    gather_products(words, W_PRODUCTS + block * TOLD, TOLD, 0, epoch, gathered, thread)
                     begin_phase(timers, number + 4, marks, thread)
                     for i in u32.range(warp, end_x - first_x, WARPS):
                         total = ZERO
@@ -693,7 +688,7 @@ def make_persistent_gpt2(sizes: Sizes):
                 next_norm = base + uint64(LAYER) + uint64(LN_1 if layer + 1 < layers else 0)
                 load_norm(norm_weight, norm_bias, weights, next_norm, lane)
 
-            gather_row(words, W_OUT, C, 0, epoch, gathered, at_join, thread)
+            gather_row(words, W_OUT, C, 0, epoch, gathered, thread)
             begin_phase(timers, PHASES * layers, marks, thread)
             load_row(row, gathered, uint32(0), lane)
             normalise(row, norm_weight, norm_bias, lane)

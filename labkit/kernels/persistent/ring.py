@@ -36,8 +36,6 @@ def make_stages(decoder: Decoder):
 def make_claim(decoder: Decoder):
     """Make the device function by which the copying warp takes the next stage."""
     IN_FLIGHT, TWO_LAPS = min(decoder.in_flight, decoder.stages), 2 * decoder.stages
-    AT_JOIN = getattr(decoder, "at_join", 1)
-    LEAST = min(max(1, AT_JOIN), decoder.stages)
     stage_of, _ = make_stages(decoder)
 
     @cuda.jit(device=True)
@@ -47,9 +45,7 @@ def make_claim(decoder: Decoder):
         _, full, empty, at_join = ring
         stage, lap = stage_of(count)
         ptx.mbarrier_wait_bounded(empty, stage, lap ^ 1)
-        while AT_JOIN == 0 and cuda.atomic.add(at_join, 0, 0) != 0:
-            pass
-        in_flight = uint32(IN_FLIGHT) if cuda.atomic.add(at_join, 0, 0) == 0 else uint32(LEAST)
+        in_flight = uint32(IN_FLIGHT) if cuda.atomic.add(at_join, 0, 0) == 0 else uint32(1)
         before = count - in_flight if count >= in_flight else count + (TWO_LAPS - in_flight)
         stage_before, lap_before = stage_of(before)
         ptx.mbarrier_wait_bounded(full, stage_before, lap_before)

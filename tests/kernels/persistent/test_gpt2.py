@@ -22,7 +22,7 @@ def tell_and_gather(words, epoch, told_until, out):
     block, blocks, thread = u32.blockIdx.x, u32.gridDim.x, u32.threadIdx.x
     for i in u32.range(block * THREADS + thread, told_until, blocks * THREADS):
         tell(words, i // RUN * STRIDE + i % RUN, np.float32(i) / np.float32(2.0), epoch)
-    gather_values(words, u32.shape(words)[0] * 0, RUN, STRIDE, epoch, gathered, at_join, thread)
+    gather_values(words, u32.shape(words)[0] * 0, RUN, STRIDE, epoch, gathered, thread)
     for i in u32.range(thread, COUNT, THREADS):
         out[block, i] = gathered[i]
 
