@@ -82,7 +82,8 @@ table([(n, ms, bound, n * recorded[1][0] / ms, n * recorded[1][1] / bound) for n
 
 # %% [markdown]
 # It does not. A step of one sequence misses its bound by about the same factor as a step of many, so the two factors
-# stay close together: the measured one is a little smaller with 8 sequences, and a little larger with 32 or more.
+# stay close together: the measured one is a little smaller with up to 32 sequences, and larger with 64 or
+# more{{ if larger_from_64 }}.
 #
 # ## One step for sequences of any length
 #
@@ -418,3 +419,6 @@ table([(row["name"].removeprefix("pages, "), row["steps"], row["tokens_per_secon
 # %% [numbers]
 # runs = series.engine.rows
 # tenth = near(runs['pages, continuous'].tokens_per_second / runs['pages, static'].tokens_per_second, 1.1)
+# steps = series.llama_decode.rows
+# larger_from_64 = [64, 128, 256] == [row.sequences for row in steps
+#                                     if steps[0].ms.p50 / row.ms.p50 > steps[0].bound_ms / row.bound_ms]

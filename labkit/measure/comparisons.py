@@ -3,9 +3,9 @@
     compare(measurements)        a Comparison for each workload that was measured on a GPU
     table(comparisons)           those in which a library is faster first
 
-A ladder is one Comparison: the fastest rung that computes as exactly as the operation asks, and the fastest baseline,
-whichever it is. Series of whole models have theirs. Where PyTorch was not measured compiled, there is no ratio: what it
-makes of the same calls is the least that a kernel has to be compared with.
+A ladder is one Comparison: the fastest baseline, whichever it is, and the fastest rung that computes as exactly as the
+operation asks, or as that baseline is asked to. Series of whole models have theirs. Where PyTorch was not measured
+compiled, there is no ratio: what it makes of the same calls is the least that a kernel has to be compared with.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit._common.tables import PlainTable, number, size_text
+from labkit.kernels.agree import allowed_error
 from labkit.kernels.baselines import COMPILED, forms, is_eager
 from labkit.measure import Ladder, LadderRow
 from labkit.measure.ops import op
@@ -110,17 +111,29 @@ def _merged(one: Comparison, other: Comparison) -> Comparison:
 
 def of_ladder(ladder: Ladder) -> Comparison | None:
     """A ladder's fastest rung beside its fastest baseline; None without a rung."""
-    rough = {rung.__name__ for rung in op(ladder.op).rungs if rung.tolerance is not None}
-    rungs = [row for row in ladder.rungs if not row.failed and row.name not in rough]
+    others = [row for row in ladder.rows if row.kind == "baseline"]
+    why_not = _why_not(ladder, others)
+    baseline = None if why_not else _least((row.name, row.ms) for row in others)
+    rungs = [row for row in ladder.rungs
+             if not row.failed and _is_as_exact(ladder.op, row.name, baseline and baseline[0])]
     if not rungs:
         return None
     best = min(rungs, key=lambda row: row.ms)
-    others = [row for row in ladder.rows if row.kind == "baseline"]
-    why_not = _why_not(ladder, others)
+    eager = _least((row.name, row.ms) for row in others
+                   if is_eager(row.name) and _is_as_exact(ladder.op, best.name, row.name))
     return Comparison(f"{ladder.title}, {size_text(ladder.size)}", ladder.op, ladder.size, "ms", (best.name, best.ms),
-                      None if why_not else _least((row.name, row.ms) for row in others),
-                      _least((row.name, row.ms) for row in others if is_eager(row.name)),
-                      why_not, ladder.rate_in(best.ms))
+                      baseline, eager, why_not, ladder.rate_in(best.ms))
+
+
+def _is_as_exact(name: str, rung: str, baseline: str | None) -> bool:
+    """Whether a rung has the operation's tolerance or, at an awkward size, none wider than the baseline's."""
+    one = op(name)
+    rough = next((each for each in one.rungs if each.__name__ == rung and each.tolerance is not None), None)
+    other = next((form for each in one.baselines for form in forms(each) if form.title == baseline), None)
+    if rough is None or other is None:
+        return rough is None
+    inputs = one.inputs(np.random.default_rng(0), **one.awkward[-1])
+    return bool(np.all(allowed_error(one, rough, inputs) <= allowed_error(one, other, inputs)))
 
 
 def _why_not(ladder: Ladder, others: list[LadderRow]) -> str:

@@ -78,7 +78,7 @@ HOMES = {name: home for home, names in (
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("linear_fp8", "attention_backward_bf16")
+UNRECORDED = ()
 
 
 def op(name: str):

@@ -68,6 +68,40 @@ def test_rungs_that_failed_or_compute_less_exactly_are_left_out(monkeypatch):
     assert of_ladder(ladder).ours[0] == "vector_add_slow"
 
 
+def allowing(error: float):
+    return lambda *inputs: error
+
+
+@pytest.mark.parametrize(("own", "ours"), [
+    ({"fast": allowing(0.2)}, "slow"), ({"fast": allowing(0.2), "PyTorch": allowing(0.2)}, "fast"),
+    ({"fast": allowing(0.2), "PyTorch": allowing(0.3)}, "fast"),
+    ({"fast": allowing(0.2), "PyTorch": allowing(0.1)}, "slow"),
+    ({"fast": allowing(0.2), "CuPy": allowing(0.2)}, "slow"),  # not the fastest baseline
+    ({"PyTorch": allowing(0.2)}, "fast")])
+def test_a_rung_with_a_tolerance_of_its_own_is_compared_with_a_baseline_that_is_allowed_as_much(monkeypatch, own, ours):
+    tolerances(monkeypatch, own)
+    one = of_ladder(ladder_with(("PyTorch", 9.0), ("PyTorch, compiled", 8.0), ("CuPy", 20.0)))
+    assert one.ours[0] == f"vector_add_{ours}"
+    assert (one.baseline, one.eager) == (("PyTorch, compiled", 8.0), ("PyTorch", 9.0))
+
+
+def test_a_rung_with_a_tolerance_of_its_own_is_not_compared_with_more_exact_ones(monkeypatch):
+    tolerances(monkeypatch, {"fast": allowing(0.2), "CuPy": allowing(0.2)})
+    one = of_ladder(ladder_with(("PyTorch", 9.0), ("PyTorch, compiled", 8.0), ("CuPy", 5.0)))
+    assert (one.ours[0], one.baseline, one.eager) == ("vector_add_fast", ("CuPy", 5.0), None)
+    assert of_ladder(ladder_with()).ours[0] == "vector_add_slow", "there is no baseline"
+
+
+def tolerances(monkeypatch, own: dict) -> None:
+    """Give the made-up ladder's operation these tolerances, of rungs and of baselines, by their names."""
+    one, names = op("vector_add"), ("slow", "fast")
+    rungs = [replace(one.rungs[0], tolerance=own.get(name)) for name in names]
+    for rung, name in zip(rungs, names, strict=True):
+        object.__setattr__(rung, "__name__", f"vector_add_{name}")
+    baselines = tuple(replace(each, tolerance=own.get(each.name)) for each in one.baselines)
+    monkeypatch.setattr(comparisons, "op", lambda name: replace(one.with_rungs(*rungs), baselines=baselines))
+
+
 def test_one_workload_has_one_row():
     slower, faster = ladder_with(("PyTorch, compiled", 9.0)), ladder_with(("PyTorch, compiled", 9.0), graph=0.1)
     (one,) = compare({"ops": {"vector_add": [slower.to_json(), faster.to_json()]}})
@@ -103,6 +137,12 @@ def test_every_baseline_that_was_recorded_is_in_the_comparison():
                            and comparisons.workload(each.source) == comparisons.workload(name))
             if one.baseline is not None:
                 assert one.baseline[1] <= min(row.ms for row in others)
+
+
+def test_the_fp8_product_on_tensor_cores_is_compared_with_pytorchs():
+    """Both have the tolerance of tensor cores, which cut sums short."""
+    found = [one for one in compare(RECORDED) if one.source == "linear_fp8"]
+    assert found and all(one.ours[0] == "linear_fp8_wgmma" and one.ratio > 0.5 for one in found)
 
 
 def _of_libraries(one: comparisons.Comparison) -> list:
