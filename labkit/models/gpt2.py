@@ -51,8 +51,8 @@ class GPT2:
     are launched for every token. dtype: what parameters and cache become, "float32", which "auto" is, or "float16".
     one_row: whether a single token takes the launches of gpt2_step.py. None: with float16; and with float32 on a GPU,
     if there are kernels for the model's shape and none are given. On the CPU device, which has no launches to save,
-    they are slower. one_kernel: whether a single token is one launch. None: on a GPU, where it takes one_row's launches
-    and there is such a kernel.
+    they are slower. one_kernel: whether a single token is one launch. None: with float16, on a GPU that has such a
+    kernel; in float32 the launches are as fast.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None, *,
@@ -73,7 +73,7 @@ class GPT2:
         if one_kernel and kernels is not None:
             raise ValueError("one_kernel: the model has kernels of its own, and they would not be used")
         if one_kernel is None:
-            one_kernel = self.one_row and gpus.chosen_on_gpu() and not gpt2_one_kernel.problem(self)
+            one_kernel = half and gpus.chosen_on_gpu() and not gpt2_one_kernel.problem(self)
         self.one_kernel = gpt2_one_kernel.OneKernel(self) if one_kernel else None
 
     def with_kernels(self, kernels: Kernels) -> GPT2:

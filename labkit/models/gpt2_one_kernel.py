@@ -31,8 +31,7 @@ def sizes_of(model, timed: bool = False) -> Sizes:
     """Return the sizes of a model, and as many stages as fit into shared memory beside the rest."""
     config = model.config
     sizes = Sizes(config.n_embd, config.n_head, config.inner, config.vocab_size, ELEMENTS[model.dtype], timed=timed,
-                  blocks=blocks_here(),
-                  splits=max(1, min(MAX_SPLITS, blocks_here() // config.n_head)),
+                  blocks=blocks_here(), splits=max(1, min(MAX_SPLITS, blocks_here() // config.n_head)),
                   warps=Sizes.warps if gpus.chosen_on_gpu() else CPU_WARPS)
     if sizes.problem():
         return sizes

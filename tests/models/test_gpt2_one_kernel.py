@@ -37,7 +37,7 @@ def test_logits_and_greedy_tokens_are_numpys(dtype):
     error = 4 * 2.0**-10 * np.abs(expected).max() if dtype == "float16" else allowed_error(ODD, expected, launches_of(
         ODD))
     np.testing.assert_allclose(logits[0], expected, rtol=0, atol=error)
-    model.one_kernel.forward(ws.__class__(ODD, context=8, tokens=1, dtype=model.dtype))  # another text, between
+    model.one_kernel.forward(Workspace(ODD, context=8, tokens=1, dtype=model.dtype))  # another text, in between
     ws.ids.copy_to_device(np.array([IDS[2]], np.int32))
     model.step(ws)
     expected = activations(ODD, weights, IDS[:3])["logits"][-1]
@@ -59,13 +59,13 @@ def test_logits_are_transformers():
 def test_which_models_take_it():
     tensors = random_tensors(ODD)
     has_kernel = device.on_gpu() and gpus.target().capability >= (9, 0)
-    assert bool(GPT2(ODD, tensors).one_kernel) == bool(GPT2(ODD, tensors, dtype="float16").one_kernel) == has_kernel
-    assert GPT2(ODD, tensors, one_row=False).one_kernel is None and GPT2(ODD, tensors, one_kernel=False).one_kernel is None
+    assert bool(GPT2(ODD, tensors, dtype="float16").one_kernel) == has_kernel
+    assert GPT2(ODD, tensors).one_kernel is GPT2(ODD, tensors, dtype="float16", one_kernel=False).one_kernel is None
     assert odd_model("float32").with_kernels(Kernels()).one_kernel is None
     with pytest.raises(ValueError, match="one_kernel: the model has kernels of its own"):
         GPT2(ODD, tensors, Kernels(), one_kernel=True)
-    wide = Config(vocab_size=13, n_positions=16, n_embd=72, n_layer=1, n_head=3, n_inner=200)
-    with pytest.raises(ValueError, match="one_kernel: the MLP is 200 wide; 72 times 1, 2, 4 are allowed"):
+    wide = Config(vocab_size=13, n_positions=16, n_embd=1288, n_layer=1, n_head=23, n_inner=8)
+    with pytest.raises(ValueError, match="one_kernel: n_embd is 1288; multiples of 8 up to 1,280 are allowed"):
         GPT2(wide, random_tensors(wide), one_kernel=True)
 
 

@@ -4,8 +4,8 @@ Shapes  weights, a buffer of float32 or float16 (Sizes.layer says how a layer li
         last norm's weight and bias), table and head (V, C), positions (P, C), cache (layers, rows, 2*C) of the same
         type; ids, start (1,) int32: the token, and how many are in the cache; logits (1, V) float32
 Needs   compute capability 9.0
-Work    all weights, keys and values are read once; 5 joins for each layer (joins.py), and one before the greedy token.
-        Activations between phases are float32
+Work    all weights, keys and values are read once. In each layer the blocks exchange rows six times, float32 in words
+        that carry their epoch; they join (joins.py) only before the greedy token
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """
 
@@ -91,10 +91,10 @@ class Sizes:
 
     @property
     def words(self) -> dict[str, int]:
-        """Where what the blocks tell one another begins, in words, and where it ends."""
+        """Where each row that the blocks exchange begins, in words, and where the last one ends."""
         C, begin, result = self.hidden, 0, {}
         for name, size in (("qkv", 3 * C), ("partial", self.heads * self.splits * (self.head_dim + 2)), ("attended", C),
-                           ("added", C), ("products", self.blocks * self.told), ("out", C), ("end", 0)):
+                           ("added", C), ("products", self.blocks * self.received), ("out", C), ("end", 0)):
             result[name], begin = begin, begin + size
         return result
 
@@ -103,16 +103,16 @@ class Sizes:
         return -(-rows // self.blocks)
 
     @property
-    def told(self) -> int:
-        """Words that a block is told of the MLP's products, for each of its rows of x by each block that has some; an
-        even number."""
-        told = self.rows_each(self.hidden) * -(-self.inner // self.rows_each(self.inner))
-        return told + told % 2
+    def received(self) -> int:
+        """Words of the MLP's products that a block receives: for each of its rows of x, one from each block that has
+        rows of the MLP; an even number."""
+        words = self.rows_each(self.hidden) * -(-self.inner // self.rows_each(self.inner))
+        return words + words % 2
 
     @property
     def gathered(self) -> int:
         """float32 in shared memory: the longest row that a block gathers."""
-        return max(self.hidden, self.splits * (self.head_dim + 2), 3 * self.head_dim, self.told)
+        return max(self.hidden, self.splits * (self.head_dim + 2), 3 * self.head_dim, self.received)
 
     def marks(self, layers: int) -> int:
         """Return the times that a block records: the begin and the end of each phase."""
@@ -130,11 +130,11 @@ class Sizes:
 # A word has a float32 in its lower half and its epoch above: the number of the layer that wrote it, counted over all
 # launches. A block that needs a row reads its words until they are of the layer, and has the values with them: there is
 # no counter to raise behind a fence, and no second load. NCCL's LL protocol does the same. A word is written again one
-# layer later, when all blocks have read it: what they told after reading it is part of what its writer has read since.
+# layer later, when all blocks have read it: its writer has since read what they published after that.
 
 
 @cuda.jit(device=True)
-def tell(words, i, value, epoch):
+def publish(words, i, value, epoch):
     ptx.store_relaxed(words, i, uint64(epoch) << uint64(32) | uint64(ptx.float_bits(value)))
 
 
@@ -146,8 +146,8 @@ def make_gather(count: int, threads: int):
 
     @cuda.jit(device=True)
     def gather(words, start, run, stride, epoch, values, thread):
-        """Write to shared memory what is told in this epoch: runs of `run` words, an even number, the first from
-        words[start] on, `stride` apart. The block's threads can read the values behind it."""
+        """Wait for values of this epoch, and write them to shared memory, where the block's threads can read them: runs
+        of `run` words, an even number, the first from words[start] on, `stride` apart."""
         pairs = cuda.local.array(SIZE, uint64)
         is_there, polls = False, 0
         while not is_there:
@@ -177,10 +177,10 @@ def make_persistent_gpt2(sizes: Sizes):
     shared out among the blocks, neighbouring ones to each; a warp multiplies a row at a time."""
     WARPS, THREADS, STAGES, STAGE = sizes.warps, 32 * sizes.warps, sizes.stages, sizes.stage
     C, M, V, HEADS, SIZE, SPLITS = (sizes.hidden, sizes.inner, sizes.vocab, sizes.heads, sizes.head_dim, sizes.splits)
-    PITCH, TOLD, TIMED = sizes.pitch, sizes.told, sizes.timed
+    PITCH, RECEIVED, TIMED = sizes.pitch, sizes.received, sizes.timed
     QKV, OUT, FC, PROJ, PROJ_BIAS, LN_1, LN_2, LAYER = sizes.layer.values()
     QKV_EACH, X_EACH, M_EACH, V_EACH = (sizes.rows_each(rows) for rows in (3 * C, C, M, V))
-    TELLERS, AT_ONCE = -(-M // M_EACH), 3  # blocks that have rows of the MLP; stages that are multiplied together
+    SOURCES, AT_ONCE = -(-M // M_EACH), 3  # blocks that have rows of the MLP; stages that are multiplied at once
     element, ELEMENT, ITEMSIZE = sizes.element, sizes.element.dtype.type, sizes.element.dtype.itemsize
     PACKED, VEC = element.pack is not None, element.per_load
     VECS = -(-C // (32 * VEC))
@@ -201,7 +201,7 @@ def make_persistent_gpt2(sizes: Sizes):
     to_float, to_element, unpack = element.number, element.element, element.unpack
     claim, (stage_of, next_stage) = make_claim(sizes), make_stages(sizes)
     gather_row, gather_head, gather_splits, gather_products = (
-        make_gather(count, THREADS) for count in (C, 3 * SIZE, SPLITS * PARTIAL, X_EACH * TELLERS))
+        make_gather(count, THREADS) for count in (C, 3 * SIZE, SPLITS * PARTIAL, X_EACH * SOURCES))
     INV_COLUMNS, SMALL = float32(1.0 / C), small(EPSILON)
 
     @cuda.jit(device=True)
@@ -454,7 +454,7 @@ def make_persistent_gpt2(sizes: Sizes):
 
     @cuda.jit(device=True)
     def attend(ring, words, epoch, gathered, scratch, visible, count, warp, lane):
-        """Tell the partial results of this block's items: for each SIZE outputs, and the log2 of the sum of their
+        """Publish the partial results of this block's items: for each SIZE outputs, and the log2 of the sum of their
         exponentials. Return the next count."""
         query = cuda.local.array(VEC, float32)
         key = cuda.local.array(VEC, float32)
@@ -512,16 +512,16 @@ def make_persistent_gpt2(sizes: Sizes):
                     total += scratch[other * (SIZE + 2) + SIZE + 1] * weight
                     out += scratch[other * (SIZE + 2) + thread] * weight
                 is_empty = begin == end
-                tell(words, W_PARTIAL + item * PARTIAL + thread, ZERO if is_empty else out / total, epoch)
+                publish(words, W_PARTIAL + item * PARTIAL + thread, ZERO if is_empty else out / total, epoch)
                 if thread < 2:
                     lse = NEG_INF if is_empty else new_max + math.log2(total)
-                    tell(words, W_PARTIAL + item * PARTIAL + SIZE + thread, lse, epoch)
+                    publish(words, W_PARTIAL + item * PARTIAL + SIZE + thread, lse, epoch)
             ptx.named_barrier_sync(1, THREADS)  # scratch is read: the next item may overwrite it
         return count
 
     @cuda.jit(device=True)
     def merge_splits(words, epoch, gathered, thread):
-        """Merge the splits of a head, by the block that has its number, and tell the result."""
+        """Merge the splits of a head, by the block of its number, and publish the result."""
         for head in u32.range(u32.blockIdx.x, HEADS, u32.gridDim.x):
             first = W_PARTIAL + head * (SPLITS * PARTIAL)
             gather_splits(words, first, SPLITS * PARTIAL, 0, epoch, gathered, thread)
@@ -534,7 +534,7 @@ def make_persistent_gpt2(sizes: Sizes):
                     weight = ptx.exp2_approx(gathered[n * PARTIAL + SIZE] - new_max)
                     total += weight
                     out += weight * gathered[n * PARTIAL + thread]
-                tell(words, W_ATTENDED + head * SIZE + thread, out / total, epoch)
+                publish(words, W_ATTENDED + head * SIZE + thread, out / total, epoch)
             ptx.named_barrier_sync(1, THREADS)  # gathered is read
 
     # --- The kernel ---------------------------------------------------------------------------------------------------
@@ -614,7 +614,7 @@ def make_persistent_gpt2(sizes: Sizes):
                     i = first + lane * WARPS + warp
                     if lane < AT_ONCE and i < end:
                         element = to_element(total)
-                        tell(words, W_QKV + i, to_float(element), epoch)
+                        publish(words, W_QKV + i, to_float(element), epoch)
                         if i >= C:
                             cache[layer, visible - 1, i - C] = element
                 end_phase(timers, number, marks, thread)
@@ -635,7 +635,7 @@ def make_persistent_gpt2(sizes: Sizes):
                     i = first + lane * WARPS + warp
                     if lane < AT_ONCE and i < end_x:
                         total += residual[i - first_x]
-                        tell(words, W_ADDED + i, total, epoch)
+                        publish(words, W_ADDED + i, total, epoch)
                         residual[i - first_x] = total
                 end_phase(timers, number + 2, marks, thread)
                 load_norm(norm_weight, norm_bias, weights, base + uint64(LN_2), lane)
@@ -655,8 +655,8 @@ def make_persistent_gpt2(sizes: Sizes):
                         scratch[i - begin] = gelu_sigmoid(total)
                 ptx.named_barrier_sync(1, THREADS)  # this block's inner values are written
 
-                # Their products with all C outputs: the inner row is nowhere as a whole. Each block tells each other
-                # those of its rows of x, which adds them up.
+                # No block needs the whole inner row: each multiplies its own values by their rows of weights, and
+                # publishes its part of each output to the block that has that row of x, which adds the parts up.
                 if begin < end:
                     count = multiply_columns(scratch, ring, begin, end, products, count, thread)
                 ptx.named_barrier_sync(1, THREADS)
@@ -665,21 +665,21 @@ def make_persistent_gpt2(sizes: Sizes):
                         owner, total = k // X_EACH, products[k]
                         for n in range(1, SHARES):
                             total += products[n * C + k]
-                        told = owner * TOLD + block * X_EACH + (k - owner * X_EACH)
-                        tell(words, W_PRODUCTS + told, total, epoch)
+                        i = owner * RECEIVED + block * X_EACH + (k - owner * X_EACH)
+                        publish(words, W_PRODUCTS + i, total, epoch)
                 end_phase(timers, number + 3, marks, thread)
                 if first_x < end_x:
-                    gather_products(words, W_PRODUCTS + block * TOLD, TOLD, 0, epoch, gathered, thread)
+                    gather_products(words, W_PRODUCTS + block * RECEIVED, RECEIVED, 0, epoch, gathered, thread)
                     begin_phase(timers, number + 4, marks, thread)
                     for i in u32.range(warp, end_x - first_x, WARPS):
                         total = ZERO
-                        for n in u32.range(lane, TELLERS, 32):
+                        for n in u32.range(lane, SOURCES, 32):
                             total += gathered[n * X_EACH + i]
                         total = warp_sum(total)
                         if lane == 0:
                             bias = to_float(weights[base + uint64(PROJ_BIAS) + uint64(first_x + i)])
                             total = residual[i] + (total + bias)
-                            tell(words, W_OUT + first_x + i, total, epoch)
+                            publish(words, W_OUT + first_x + i, total, epoch)
                             residual[i] = total
                 else:
                     ptx.named_barrier_sync(1, THREADS)

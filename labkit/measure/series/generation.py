@@ -26,8 +26,9 @@ from labkit._common.files import read_text
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
 from labkit.measure import Timing, time_graph, time_host, time_launch
+from labkit.measure.series.one_kernel import phase_times
 from labkit.measure.series.torch_gpt2 import WAYS, TorchGPT2
-from labkit.models import gpt2_step
+from labkit.models import gpt2_one_kernel, gpt2_step
 from labkit.models.configs import shapes
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel
 from labkit.models.gpt2_block import traffic
@@ -342,22 +343,27 @@ def _bytes(config: Config, keys: int) -> dict[str, int]:
 
 # --- A token in few launches -----------------------------------------------------------------------------------------
 
-FORMS = {"a launch for each operation, float32": {"one_row": False}, "five a layer, float32": {"one_row": True},
-         "five a layer, float16": {"dtype": np.float16}}
+FORMS = {"a launch for each operation, float32": {"one_row": False},
+         "five a layer, float32": {"one_row": True, "one_kernel": False},
+         "five a layer, float16": {"dtype": np.float16, "one_kernel": False}}
+PHASES = ("norm_qkv", "attention", "o", "norm_mlp", "sum")  # of a layer in one kernel; attention with its waits
+ONE_KERNEL = {"one kernel, float32": {"one_row": True, "one_kernel": True},
+              "one kernel, float16": {"dtype": np.float16, "one_kernel": True}}
 COMPILING_S = 120.0  # for torch.compile, in the whole series; what it cannot begin in that time is left out
 TOKEN = 1  # that PyTorch and we decode, to compare the logits
 
 
 def token_times(model: GPT2 | None = None, positions=None) -> dict:
-    """A greedy step in a graph (the CPU device: called) after so many tokens, in each of FORMS. rows: its time, its
-    launches, and the bytes that it has to read; steps: what each launch takes at the last position, as step_launches
-    has it. same_tokens: whether both forms in float32 write the same text. torch, torch_check: as beside_torch has
-    them."""
+    """A greedy step in a graph (the CPU device: called) after so many tokens, in each of FORMS and, on a GPU that has
+    the kernel, of ONE_KERNEL. rows: its time, its launches, and the bytes that it has to read; at the last position
+    steps: what each launch takes, as step_launches has it; and phases: those of the kernel, by type. same_tokens:
+    whether all forms in float32 write the same text. torch, torch_check: as beside_torch has them."""
     model, name = _model(None) if model is None else (model, "given")
     positions = tuple(positions or device.pick(gpu=(16, 128, 512, 1023), cpu=(52,)))
     tensors = {one: model.weights[one].copy_to_host() for one in model.weights}
-    rows, steps, texts, models = [], [], {}, {}
-    for form, options in measure.steps("forms of a step", list(FORMS.items())):
+    rows, steps, texts, models, phases = [], [], {}, {}, {}
+    forms = FORMS | (ONE_KERNEL if device.on_gpu() and not gpt2_one_kernel.problem(model) else {})
+    for form, options in measure.steps("forms of a step", list(forms.items())):
         one = GPT2(model.config, tensors, **options)
         models[one.dtype.name] = one
         for position in positions:
@@ -365,15 +371,18 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
             total = _together(launches).p50
             rows.append({"form": form, "position": position, "us": 1000 * total, "launches": len(launches),
                          "bytes": _token_bytes(one, position + 1)})
-        if device.on_gpu():
+        if one.one_kernel:
+            phases[one.dtype.name] = _phases(one, position)
+        elif device.on_gpu():
             kinds = list(dict.fromkeys(name for name, _ in launches))
             steps.append({"form": form, "position": position, "us": 1000 * total, "rows": [
                 {"name": kind, "count": sum(name == kind for name, _ in launches), "us": 1000 * (
                     total - _together([launch for launch in launches if launch[0] != kind]).p50)} for kind in kinds]})
         ws = Workspace(one.config, dtype=one.dtype)
         texts[form] = write_graphed(one, ws, [1, 2, 3], min(48, one.config.n_positions - 4), Decoder(one, ws))
-    each, few = list(texts.values())[:2]
-    return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few,
+    each, *others = [text for form, text in texts.items() if form.endswith("float32")]
+    return measure.stamped({"model": name, "rows": rows, "steps": steps, "phases": phases,
+                            "same_tokens": all(each == other for other in others),
                             **beside_torch(models, torch_models(model.config, tensors), (max(positions),))})
 
 
@@ -419,9 +428,21 @@ def _logits_after(token: int, model: GPT2, cached: np.ndarray) -> np.ndarray:
 def _fused_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:
     """As _greedy_step."""
     ws = _at(model, position)
+    if model.one_kernel:
+        return [("one kernel", lambda stream: model.one_kernel.forward(ws, stream=stream))]
     return [*((name, lambda stream, launch=launch: launch(stream=stream))
               for name, launch in gpt2_step.launches(model, ws)),
             ("argmax", lambda stream: gpt2_step.pick(ws, 0, stream=stream))]
+
+
+def _phases(model: GPT2, position: int) -> dict:
+    """Run a token in a kernel that records its phases; the third run is taken."""
+    timed, ws = gpt2_one_kernel.OneKernel(model, timed=True), _at(model, position)
+    for _ in range(3):
+        timed.forward(ws)
+    times = timed.buffers.times.copy_to_host().reshape(timed.buffers.blocks, -1)
+    found = phase_times(times, model.config.n_layer, PHASES)
+    return {key: found[key] for key in ("phases", "head_us", "from_first_to_last_us")}
 
 
 def _token_bytes(model: GPT2, keys: int) -> int:

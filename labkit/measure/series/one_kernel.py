@@ -28,7 +28,7 @@ import numpy as np
 from labkit import device, measure
 from labkit.engine.model_runner import ModelRunner
 from labkit.kernels.attention.pages import pages_for
-from labkit.kernels.persistent.decoder import JOINS, ROWS
+from labkit.kernels.persistent.decoder import ROWS
 from labkit.measure import roofline, time_graph
 from labkit.measure.series.llama import (
     TINY,
@@ -59,17 +59,18 @@ def reference_error(dtype: str = "bfloat16", contexts: Sequence[int] = (40, 1, 1
     return roundings_from_float64(Llama(TINY, RandomTensors(TINY), dtype, one_kernel=True), contexts)
 
 
-def phase_times(times: np.ndarray, layers: int) -> dict:
-    """Microseconds of the phases in all layers, of times (blocks, marks) in nanoseconds: the median of a block's work
-    and of its wait at the join behind it, and the work of the slowest block; and the marks of the middle layer, in
-    nanoseconds after the first mark of the launch."""
-    of_layers = times[:, : 2 * JOINS * layers + 1].astype(np.int64)
-    work = (of_layers[:, 1::2] - of_layers[:, :-1:2]).reshape(-1, layers, JOINS) / 1e3
-    waits = (of_layers[:, 2::2] - of_layers[:, 1::2]).reshape(-1, layers, JOINS) / 1e3
-    begin = layers // 2 * 2 * JOINS
-    middle = of_layers[:, begin : begin + 2 * JOINS + 1]
+def phase_times(times: np.ndarray, layers: int, names: Sequence[str] = PHASES) -> dict:
+    """Microseconds of the phases, called `names`, in all layers, of times (blocks, marks) in nanoseconds: the median of
+    a block's work and of its wait at the join behind it, and the work of the slowest block; and the marks of the middle
+    layer, in nanoseconds after the first mark of the launch."""
+    count = len(names)
+    of_layers = times[:, : 2 * count * layers + 1].astype(np.int64)
+    work = (of_layers[:, 1::2] - of_layers[:, :-1:2]).reshape(-1, layers, count) / 1e3
+    waits = (of_layers[:, 2::2] - of_layers[:, 1::2]).reshape(-1, layers, count) / 1e3
+    begin = layers // 2 * 2 * count
+    middle = of_layers[:, begin : begin + 2 * count + 1]
     rows = [{"phase": name, "work_us": float(np.median(work[..., n])), "wait_us": float(np.median(waits[..., n])),
-             "slowest_us": float(np.median(work[..., n].max(axis=0)))} for n, name in enumerate(PHASES)]
+             "slowest_us": float(np.median(work[..., n].max(axis=0)))} for n, name in enumerate(names)]
     return {"phases": rows, "head_us": float(np.median(times[:, -1] - times[:, -2]) / 1e3),
             "from_first_to_last_us": float((times.max() - times.min()) / 1e3),
             "middle_layer_ns": (middle - of_layers.min()).tolist()}
