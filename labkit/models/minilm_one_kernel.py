@@ -36,8 +36,10 @@ def encoder_of(model, timed: bool = False) -> Encoder:
                       config.max_position_embeddings, config.layer_norm_eps, stages=MAX_STAGES, timed=timed)
     if encoder.problem():
         return encoder
-    stages = (gpus.target().shared_per_block - encoder.static_bytes) // (encoder.ring_bytes // encoder.stages)
-    return dataclasses.replace(encoder, stages=min(MAX_STAGES, stages))
+    room = gpus.target().shared_per_block - encoder.static_bytes
+    stages = range(MAX_STAGES, 1, -1)
+    return next((one for one in (dataclasses.replace(encoder, stages=count) for count in stages)
+                 if one.ring_bytes <= room), dataclasses.replace(encoder, stages=1))
 
 
 class OneKernel:
