@@ -30,6 +30,7 @@ from labkit.kernels.persistent.decode import mark, offset_of
 from labkit.kernels.persistent.encoder import (
     GROUP,
     JOINS,
+    LANES_WORDS,
     MOST_TOKENS,
     ROWS,
     TILES,
@@ -50,6 +51,7 @@ WORDS, PLACES, TYPES, FIRST_NORM, FIRST_NORM_BIAS = range(5)  # of its last row
 LOW, HIGH = uint32(0xFFFF), uint32(0xFFFF0000)
 ONE, INV_GROUP, GROUP_SIZE = float32(1.0), float32(1.0 / GROUP), float32(GROUP)
 HALF = GROUP // 2
+PAIRS = LANES_WORDS // 2  # of the product of a tile of rows and a tile of weights
 SHARES = 8  # of a block: its row tile's first row, and of the products the first tile of weights and how many
 ROW, QKV_FIRST, QKV_COUNT, SKIP, OUT_FIRST, OUT_COUNT, INNER_FIRST, INNER_COUNT = range(SHARES)
 COUNTER = 32  # uint32 from a counter of joins to the next: 128 bytes
@@ -87,26 +89,27 @@ def quad_sum(value):
 
 
 @cuda.jit(device=True)
-def moments_of(values, r):
-    """Return the sum of a row's 64 columns, and that of the squares of their distances from their mean. r: 0 for row g,
-    1 for row g + 8."""
+def moments_of(values, i):
+    """Return the sum of a row's 64 columns, and that of the squares of their distances from their mean. This lane has
+    16 of them, from values[i] on."""
     total, squares = ZERO, ZERO
-    for h in range(2):
-        for n in range(8):
-            total += values[16 * h + 8 * r + n]
+    for n in range(16):
+        total += values[i + n]
     total = quad_sum(total)
     mean = total * INV_GROUP
-    for h in range(2):
-        for n in range(8):
-            difference = values[16 * h + 8 * r + n] - mean
-            squares += difference * difference
+    for n in range(16):
+        difference = values[i + n] - mean
+        squares += difference * difference
     return total, quad_sum(squares)
 
 
 def make_rows(encoder: Encoder):
-    """Make device functions for this warp's columns of 16 rows: load_norm, embed, add_residual and normalise."""
-    DEPTH, THREADS, MOMENTS, COLUMNS = encoder.depth_warps, 32 * encoder.warps, encoder.moments, encoder.hidden
-    RESIDUAL = encoder.stages * encoder.stage
+    """Make device functions for this warp's columns of 16 rows: load_norm, embed, load_rows, add_residual, normalise.
+
+    Lane 4 * g + q has row g and row g + 8, or, where two warps have the same columns, one of the two each. first: 1 for
+    a warp that has only row g + 8."""
+    DEPTH, WIDTH, THREADS, COLUMNS = encoder.depth_warps, encoder.width_warps, 32 * encoder.warps, encoder.hidden
+    COUNT, MOMENTS, RESIDUAL = 2 // WIDTH, encoder.moments, encoder.stages * encoder.stage
     VOCAB, PLACES_, EPS, INV_COLUMNS = encoder.vocab, encoder.positions, small(encoder.eps), ONE / float32(COLUMNS)
 
     @cuda.jit(device=True)
@@ -120,72 +123,80 @@ def make_rows(encoder: Encoder):
                     norm[8 * n + 4 * h + k] = words[k]
 
     @cuda.jit(device=True)
-    def embed(values, weights, offsets, inputs, first_row, length, depth, lane):
+    def embed(values, weights, offsets, inputs, first_row, length, depth, first, lane):
         """Add up the embeddings of the words, the type and the positions."""
         layers, column = u32.shape(offsets)[0] - 1, uint64(depth * GROUP + lane % 4 * 8)
-        for i in range(32):
+        for i in range(16 * COUNT):
             values[i] = ZERO
-        for r in range(2):
-            row = min(first_row + lane // 4 + 8 * r, length - 1)
+        for r in range(COUNT):
+            row = min(first_row + lane // 4 + 8 * (first + r), length - 1)
             word, place = min(uint32(inputs[1 + row]), VOCAB - 1), min(row, PLACES_ - 1)
             begins = (offset_of(offsets, layers, WORDS) + uint64(word) * uint64(COLUMNS) + column,
                       offset_of(offsets, layers, TYPES) + column,
                       offset_of(offsets, layers, PLACES) + uint64(place) * uint64(COLUMNS) + column)
             for h in range(2):
                 for n in range(3):
-                    add_pairs(values, 16 * h + 8 * r, ptx.load_global4(weights, begins[n] + uint64(h * HALF)))
+                    add_pairs(values, 16 * r + 8 * h, ptx.load_global4(weights, begins[n] + uint64(h * HALF)))
 
     @cuda.jit(device=True)
-    def keep_residual(stages, fragment, depth, width, lane):
-        """Store the rows behind the ring, until they are added to what two products make of them."""
-        if width == 0:
-            for j in range(4):
-                ptx.store_shared4(stages, RESIDUAL + ((depth * 4 + j) * 32 + lane) * 8, fragment[4 * j],
-                                  fragment[4 * j + 1], fragment[4 * j + 2], fragment[4 * j + 3])
+    def load_rows(loaded, array, row, depth, first, lane):
+        for r in range(COUNT):
+            i = (row + lane // 4 + 8 * (first + r)) * COLUMNS + depth * GROUP + lane % 4 * 8
+            for h in range(2):
+                words = ptx.load_global4(array, i + h * HALF)
+                for k in range(4):
+                    loaded[8 * r + 4 * h + k] = words[k]
 
     @cuda.jit(device=True)
-    def add_residual(values, sums, stages, depth, lane):
+    def add_residual(values, loaded, stages, depth, first, lane):
+        """Add what normalise stored last."""
+        for r in range(COUNT):
+            for h in range(2):
+                words = ptx.load_shared4(stages, RESIDUAL + ((depth * 4 + 2 * h + first + r) * 32 + lane) * 8)
+                for k in range(4):
+                    i = 8 * r + 4 * h + k
+                    a, b = ptx.unpack_half2(loaded[i])
+                    c, d = ptx.unpack_half2(words[k])
+                    values[2 * i], values[2 * i + 1] = a + c, b + d
+
+    @cuda.jit(device=True)
+    def normalise(values, fragment, norm, scratch, stages, depth, first, lane):
+        """LayerNorm of the rows, by all warps, to `fragment`, as load_group loads it, and to shared memory behind the
+        ring, as the next residual. Each warp adds up its own columns, so that no sum of squares is the small difference
+        of large ones."""
+        for r in range(COUNT):
+            total, squares = moments_of(values, 16 * r)
+            if lane % 4 == 0:
+                i = MOMENTS + ((depth * 2 + first + r) * 8 + lane // 4) * 2
+                scratch[i], scratch[i + 1] = total, squares
+        ptx.named_barrier_sync(1, THREADS)
+        for r in range(COUNT):
+            mean, squares = ZERO, ZERO
+            for d in range(DEPTH):
+                mean += scratch[MOMENTS + ((d * 2 + first + r) * 8 + lane // 4) * 2]
+            mean *= INV_COLUMNS
+            for d in range(DEPTH):
+                i = MOMENTS + ((d * 2 + first + r) * 8 + lane // 4) * 2
+                difference = scratch[i] * INV_GROUP - mean
+                squares += scratch[i + 1] + GROUP_SIZE * difference * difference
+            rstd = cuda.rsqrt(squares * INV_COLUMNS + EPS)
+            for h in range(2):
+                for k in range(4):
+                    a, b = ptx.unpack_half2(norm[4 * h + k])
+                    c, d = ptx.unpack_half2(norm[8 + 4 * h + k])
+                    i = 16 * r + 8 * h + 2 * k
+                    fragment[k] = ptx.pack_half2((values[i] - mean) * rstd * a + c,
+                                                 (values[i + 1] - mean) * rstd * b + d)
+                ptx.store_shared4(stages, RESIDUAL + ((depth * 4 + 2 * h + first + r) * 32 + lane) * 8, fragment[0],
+                                  fragment[1], fragment[2], fragment[3])
+        if WIDTH > 1:
+            ptx.named_barrier_sync(2 + depth, 64)  # both warps of these columns
         for j in range(4):
             words = ptx.load_shared4(stages, RESIDUAL + ((depth * 4 + j) * 32 + lane) * 8)
             for k in range(4):
-                i = 4 * j + k
-                a, b = ptx.unpack_half2(sums[i])
-                c, d = ptx.unpack_half2(words[k])
-                values[2 * i], values[2 * i + 1] = a + c, b + d
+                fragment[4 * j + k] = words[k]
 
-    @cuda.jit(device=True)
-    def normalise(values, fragment, norm, scratch, depth, width, lane):
-        """LayerNorm of the rows, by all warps, to `fragment`. Each warp adds up its own columns, so that no sum of
-        squares is the small difference of large ones."""
-        total, squares = moments_of(values, 0)
-        other_total, other_squares = moments_of(values, 1)
-        if width == 0 and lane % 4 == 0:
-            ptx.store_shared4(scratch, MOMENTS + (depth * 8 + lane // 4) * 4, total, squares, other_total,
-                              other_squares)
-        ptx.named_barrier_sync(1, THREADS)
-        mean, other_mean, squares, other_squares = ZERO, ZERO, ZERO, ZERO
-        for d in range(DEPTH):
-            a, _, c, _ = ptx.load_shared4(scratch, MOMENTS + (d * 8 + lane // 4) * 4)
-            mean += a
-            other_mean += c
-        mean, other_mean = mean * INV_COLUMNS, other_mean * INV_COLUMNS
-        for d in range(DEPTH):
-            a, b, c, e = ptx.load_shared4(scratch, MOMENTS + (d * 8 + lane // 4) * 4)
-            a, c = a * INV_GROUP - mean, c * INV_GROUP - other_mean
-            squares += b + GROUP_SIZE * a * a
-            other_squares += e + GROUP_SIZE * c * c
-        rstd, other_rstd = cuda.rsqrt(squares * INV_COLUMNS + EPS), cuda.rsqrt(other_squares * INV_COLUMNS + EPS)
-        for h in range(2):
-            for k in range(4):
-                a, b = ptx.unpack_half2(norm[4 * h + k])
-                c, d = ptx.unpack_half2(norm[8 + 4 * h + k])
-                i = 16 * h + 2 * k
-                fragment[8 * h + k] = ptx.pack_half2((values[i] - mean) * rstd * a + c,
-                                                     (values[i + 1] - mean) * rstd * b + d)
-                fragment[8 * h + 4 + k] = ptx.pack_half2((values[i + 8] - other_mean) * other_rstd * a + c,
-                                                         (values[i + 9] - other_mean) * other_rstd * b + d)
-
-    return load_norm, embed, keep_residual, add_residual, normalise
+    return load_norm, embed, load_rows, add_residual, normalise
 
 
 def make_product(encoder: Encoder, columns: int, outputs: int, activation=unchanged):
@@ -201,7 +212,7 @@ def make_product(encoder: Encoder, columns: int, outputs: int, activation=unchan
     AT_ONCE = min(WARPS, encoder.slots // DEPTH) // PER_STAGE * PER_STAGE  # tiles between two barriers
     TURNS, TILE, BIASES = -(-PER_STAGE // WIDTH), WEIGHTS * columns, encoder.biases
     HEAD_TILES, CHAINS = encoder.head_dim // WEIGHTS, 2 * min(GROUPS, 2)
-    ACCUMULATORS = 4 * CHAINS * TURNS
+    ACCUMULATORS, ROUNDS = 4 * CHAINS * TURNS, -(-AT_ONCE * PAIRS // THREADS)
     TILE_BYTES, BIAS_BYTES = TILE * encoder.element.dtype.itemsize, WEIGHTS * encoder.element.dtype.itemsize
     claim, (stage_of, next_stage) = make_claim(encoder), make_stages(encoder)
     to_float, rounded, activated = encoder.element.number, encoder.element.rounded, activation is not unchanged
@@ -279,22 +290,20 @@ def make_product(encoder: Encoder, columns: int, outputs: int, activation=unchan
                     ptx.mbarrier_arrive(empty, stage)
                 count = next_stage(count)
             ptx.named_barrier_sync(1, THREADS)
-            tile = begin + warp
-            if tile < end:
-                a, b, c, d = ZERO, ZERO, ZERO, ZERO
-                for other in range(DEPTH):
-                    e, f, g, h = ptx.load_shared4(scratch, ((warp * DEPTH + other) * 32 + lane) * 4)
-                    a += e
-                    b += f
-                    c += g
-                    d += h
-                if activated:
-                    a, b, c, d = (activation(rounded(a)), activation(rounded(b)), activation(rounded(c)),
-                                  activation(rounded(d)))
-                tile = first + tile + tile // HEAD_TILES * skip
-                i = (row + lane // 4) * OUTPUTS + tile * WEIGHTS + lane % 4 * 2
-                ptx.store_global_half2(out, i, a, b)
-                ptx.store_global_half2(out, i + 8 * OUTPUTS, c, d)
+            for n in range(ROUNDS):  # pairs of neighbours, of a lane's four sums either the first or the last two
+                pair = n * THREADS + warp * 32 + lane
+                tile = begin + pair // PAIRS
+                if tile < end:
+                    a, b = ZERO, ZERO
+                    for other in range(DEPTH):
+                        i = (pair // PAIRS * DEPTH + other) * LANES_WORDS + pair % PAIRS * 2
+                        a += scratch[i]
+                        b += scratch[i + 1]
+                    if activated:
+                        a, b = activation(rounded(a)), activation(rounded(b))
+                    tile = first + tile + tile // HEAD_TILES * skip
+                    i = (row + pair % PAIRS // 8 + pair % 2 * 8) * OUTPUTS + tile * WEIGHTS + pair // 2 % 4 * 2
+                    ptx.store_global_half2(out, i, a, b)
         return count
 
     return load_tiles, multiply
@@ -493,7 +502,7 @@ def make_persistent_encode(encoder: Encoder):
     HEAD_TILES, VALUES = encoder.head_dim // WEIGHTS, 2 * FRAGMENT
     OTHERS = C_TILES - HEAD_TILES  # tiles of queries, keys or values of the other heads
     ELEMENT = encoder.element.dtype.type
-    load_norm, embed, keep_residual, add_residual, normalise = make_rows(encoder)
+    load_norm, embed, load_rows, add_residual, normalise = make_rows(encoder)
     load_qkv, multiply_qkv = make_product(encoder, C, 3 * C)
     load_out, multiply_out = make_product(encoder, C, C)
     load_inner, multiply_inner = make_product(encoder, C, INNER_SIZE, gelu_erf)
@@ -581,9 +590,8 @@ def make_persistent_encode(encoder: Encoder):
             if TIMED and thread == 0:
                 mark(timers, 0, marks)
             load_norm(norm, weights, offsets_of(offsets, layers, FIRST_NORM), depth, lane)
-            embed(values, weights, offsets, inputs, tile * ROWS, length, depth, lane)
-            normalise(values, fragment, norm, scratch, depth, width, lane)
-            keep_residual(stages, fragment, depth, width, lane)
+            embed(values, weights, offsets, inputs, tile * ROWS, length, depth, width, lane)
+            normalise(values, fragment, norm, scratch, stages, depth, width, lane)
 
             for layer in u32.range(layers):
                 heads = qkv[layer % 2 * (MOST_TOKENS * 3 * C) :]  # other tiles' blocks may still read the last layer's
@@ -614,10 +622,9 @@ def make_persistent_encode(encoder: Encoder):
                 load_norm(norm, weights, norm_begins, depth, lane)
                 begin_phase(own, target, timers, number, marks, thread)
 
-                load_group(loaded, projected, row, C, column)
-                add_residual(values, loaded, stages, depth, lane)
-                normalise(values, fragment, norm, scratch, depth, width, lane)
-                keep_residual(stages, fragment, depth, width, lane)
+                load_rows(loaded, projected, row, depth, width, lane)
+                add_residual(values, loaded, stages, depth, width, lane)
+                normalise(values, fragment, norm, scratch, stages, depth, width, lane)
                 count = multiply_inner(fragment, ring, scratch, inner, row, first, own_tiles, 0, count, warp, lane)
                 number = end_phase(own, timers, number, marks, thread)
                 target += parts
@@ -637,10 +644,9 @@ def make_persistent_encode(encoder: Encoder):
                 load_norm(norm, weights, norm_begins, depth, lane)
                 begin_phase(own, target, timers, number, marks, thread)
 
-                load_group(loaded, projected, row, C, column)
-                add_residual(values, loaded, stages, depth, lane)
-                normalise(values, fragment, norm, scratch, depth, width, lane)
-                keep_residual(stages, fragment, depth, width, lane)
+                load_rows(loaded, projected, row, depth, width, lane)
+                add_residual(values, loaded, stages, depth, width, lane)
+                normalise(values, fragment, norm, scratch, stages, depth, width, lane)
 
             if part == 0:
                 sum_rows(fragment, sums, tile, length, depth, width, lane)
