@@ -113,6 +113,11 @@ def quantized_ms(format: str, sequences: int, series: Mapping) -> float | None:
                  if row["format"] == format and row["sequences"] == sequences), None)
 
 
+def one_sentence_us(tokens: int, series: Mapping) -> float | None:
+    """From "minilm_one_kernel": of one sentence of so many tokens, in a graph of that kernel."""
+    return next((row["us"]["one_kernel"]["p50"] for row in series["rows"] if row["tokens"] == tokens), None)
+
+
 def start_seconds(series: Mapping) -> float:
     """From "engine_start": of the second run."""
     return series["seconds"]
@@ -174,7 +179,10 @@ GOALS = (
     Goal("sampling, top-p, 32 x 128,256", "sample_top_p", {"R": 32, "V": 128_256}, 80.0, US),
     *(Goal(f"MiniLM, float16, {sentences} x {tokens} tokens", "minilm", {"sentences": sentences, "tokens": tokens},
            figure, "us a sentence")
-      for sentences, tokens, figure in ((64, 16, 2.0), (64, 128, 7.5), (512, 16, 1.2), (1, 16, 60.0), (1, 128, 75.0))),
+      for sentences, tokens, figure in ((64, 16, 2.0), (64, 128, 7.5), (512, 16, 1.2))),
+    *(Goal(f"MiniLM, float16, 1 x {tokens} tokens, in one kernel", "minilm_one_kernel", {"tokens": tokens}, figure,
+           "us a sentence", read=functools.partial(one_sentence_us, tokens)) for tokens, figure in ((16, 60.0),
+                                                                                                  (128, 75.0))),
     Goal("MiniLM, float16, 2,000 sentences by length", "minilm_corpus", {}, 400_000.0, "sentences/s"),
     *(Goal(f"GPT-2 small, a token with 1,023 before it, {dtype}", "token_times", {"position": 1023, "dtype": dtype},
            figure, US) for dtype, figure in (("float32", 150.0), ("float16", 100.0))),

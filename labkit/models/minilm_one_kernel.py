@@ -26,7 +26,7 @@ from labkit.kernels.persistent.encoder import MOST_TOKENS, Encoder
 
 LINEAR = ("attention.self.qkv", "attention.output.dense", "attention.output.LayerNorm", "intermediate.dense",
           "output.dense", "output.LayerNorm")  # of a layer, in the order of the kernel's offsets, each with a bias
-MAX_STAGES = 16
+MAX_STAGES = 24  # of the smallest model more than 48 KB: what is more must be allowed, and the launch allows it
 
 
 def encoder_of(model, timed: bool = False) -> Encoder:
@@ -36,8 +36,10 @@ def encoder_of(model, timed: bool = False) -> Encoder:
                       config.max_position_embeddings, config.layer_norm_eps, stages=MAX_STAGES, timed=timed)
     if encoder.problem():
         return encoder
-    stages = (gpus.target().shared_per_block - encoder.static_bytes) // (encoder.ring_bytes // encoder.stages)
-    return dataclasses.replace(encoder, stages=min(MAX_STAGES, stages))
+    room = gpus.target().shared_per_block - encoder.static_bytes
+    stages = range(MAX_STAGES, 1, -1)
+    return next((one for one in (dataclasses.replace(encoder, stages=count) for count in stages)
+                 if one.ring_bytes <= room), dataclasses.replace(encoder, stages=1))
 
 
 class OneKernel:

@@ -1,8 +1,8 @@
 """The sizes of an encoder that one kernel computes, and how its blocks divide shared memory.
 
 A block has a tile of 16 rows, and of each product a share of the columns of that tile. `depth_warps` warps have 64
-columns each of a row of the hidden size, so that a row's part stays in registers from one sum to the next;
-`width_warps` of each take turns at the tiles of eight weights. Of rows of the inner size, all warps share the columns.
+columns each of a row of the hidden size, so that a residual is added by the warp that multiplied it; `width_warps` of
+each take turns at the tiles of eight weights. Of rows of the inner size, all warps share the columns.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,13 @@ HEAD_DIMS = 32, 64
 MOST_WARPS = 16
 PAIRED_WARPS = 8  # up to so many depth_warps, two of each
 LANES_WORDS = 4 * 32  # float32 of a warp's product of a tile of rows and a tile of weights
+MOST_SLOTS = 72  # such products in shared memory, 36 KB, unless a stage has more
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """BERT's sizes. stages: of the ring, each eight rows of `inner` columns; in_flight: those that an SM copies at
-    once. timed: record when each block begins and ends each phase."""
+    """BERT's sizes. stages: of the ring, each eight rows of `inner` columns, or as many of `hidden` as fit, and their
+    biases; in_flight: those that an SM copies at once. timed: record when each block begins and ends each phase."""
 
     hidden: int
     heads: int
@@ -65,29 +66,36 @@ class Encoder:
         return self.inner // (GROUP * self.warps)
 
     @property
-    def stage(self) -> int:
-        """Elements of a stage."""
-        return WEIGHTS * self.inner
-
-    @property
     def stage_tiles(self) -> int:
         """Tiles of weights of the hidden size in a stage."""
         return min(self.inner // self.hidden, self.warps)
 
     @property
+    def biases(self) -> int:
+        """Where in a stage the biases of its tiles begin."""
+        return WEIGHTS * self.inner
+
+    @property
+    def stage(self) -> int:
+        """Elements of a stage."""
+        return self.biases + WEIGHTS * self.stage_tiles
+
+    @property
     def ring_bytes(self) -> int:
-        """Dynamic shared memory."""
-        return self.stages * self.stage * self.element.dtype.itemsize
+        """Dynamic shared memory: the stages, and the residual of the block's rows."""
+        return (self.stages * self.stage + ROWS * self.hidden) * self.element.dtype.itemsize
 
     @property
     def slots(self) -> int:
-        """Products of a tile of rows and a tile of weights by one warp each, between two barriers."""
-        return max(self.depth_warps * self.stage_tiles, self.warps)
+        """Products of a tile of rows and a tile of weights by one warp each, between two barriers: for each warp a tile
+        to add up, where they fit."""
+        stages = max(1, min(self.warps, MOST_SLOTS // self.depth_warps) // self.stage_tiles)
+        return max(self.depth_warps * self.stage_tiles * stages, self.warps)
 
     @property
     def moments(self) -> int:
         """Where in scratch the warps' sums for LayerNorm begin."""
-        return 2 * self.slots * LANES_WORDS
+        return self.slots * LANES_WORDS
 
     @property
     def attended_pitch(self) -> int:
@@ -96,8 +104,8 @@ class Encoder:
 
     @property
     def scratch(self) -> int:
-        """float32 in shared memory: two buffers of the warps' products and then their sums for LayerNorm, or the
-        attention of each tile of keys with the largest scores and the sums of its rows, or an embedding."""
+        """float32 in shared memory: the warps' products and then their sums for LayerNorm, or the attention of each
+        tile of keys with the largest scores and the sums of its rows, or an embedding."""
         attention = TILES * ROWS * (self.attended_pitch + 2)
         return max(self.moments + 4 * 8 * self.depth_warps, attention, self.hidden + self.warps)
 
