@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 47 · One kernel for a token
 #
-# *Lab notebook, 29 November 2026*
+# *Lab notebook, 30 November 2026*
 #
 # You will learn
 #
@@ -40,8 +40,8 @@ table([(step["launches"], bound_us, step_us, bound_us / step_us, (step_us - boun
 # Earlier lessons removed part of this loss. Launched one by one from Python, each kernel costs the host several
 # microseconds; a graph (lesson 13) leaves the host out. With programmatic dependent launch (lesson 43) a kernel starts
 # while the previous one finishes, and meanwhile brings its first weights into L2. The graph in the table already does
-# that. One step is left: a single launch for the whole token. This lesson shows how to build such a kernel, and
-# estimates what it might save. Its time on a GPU has not been recorded yet.
+# that. One step is left: a single launch for the whole token. This lesson shows how to build such a kernel, estimates
+# what it might save, and ends with its time on an H200.
 #
 # ## Blocks that stay
 #
@@ -460,10 +460,55 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # {{ layer_us:.0f }} us a block waits {{ wait_us:.0f }} us at joins, where {{ 5 * 1.5 }} us were assumed: while copies
 # are in flight, the reads and writes of a join queue behind them.
 #
+# ## Without a counter
+#
+# In float16 a layer of GPT-2 small has {{ gpt2_mb:.0f }} MB of weights, which memory delivers in {{ gpt2_us:.1f }} us,
+# less than five joins take. A join is a chain of four trips to L2: one block writes its results, and then raises the
+# counter; another one reads the counter, and then the results. Two of the trips can be saved. A GPU writes and reads an
+# aligned word of 64 bits as a whole. So a float32 can carry its own flag in the other half: the *epoch*, here the number
+# of the layer that wrote it, counted from token to token. A block that needs a row reads its words again and again until
+# all of them have the right epoch, and then it has the values as well. NCCL, NVIDIA's library for communication between
+# GPUs, calls this protocol LL, for low latency.
+
+# %%
+from labkit.kernels.persistent.gpt2 import publish
+
+show_source(publish)
+
+# %% [markdown]
+# `store_relaxed` promises only that the word is written whole. Nothing else has to be visible with it, so it needs no
+# fence.
+#
+# labkit's kernel for a token of GPT-2 exchanges rows in this way, six times per layer. `labkit bench token_times`
+# measures it beside the five launches per layer of lesson 43. Will it be faster in float32, where a layer has twice as
+# many bytes, or in float16?
+
+# %%
+series = measure.recorded_series("token_times", gpu="NVIDIA H200")
+us = {(row["form"], row["position"]): row["us"] for row in series["rows"]}
+found = []
+for dtype in ("float32", "float16"):
+    for position in (16, 1023):
+        many, one_launch = us[f"five a layer, {dtype}", position], us[f"one kernel, {dtype}", position]
+        found.append((dtype, f"{position:,}", many, one_launch, many / one_launch))
+table(found, {"": "", "tokens before": "", "us, five launches a layer": ".0f", "us, one kernel": ".0f",
+              "times as fast": ".2f"})
+
+# %% [markdown]
+# In float16 the kernel is faster{{ if half_faster }}, by {{ half_gain:.0%}} after 16 tokens, and labkit uses it. In
+# float32 it is not{{ if single_not }}: copies are in flight all the time, and the reads that wait for words queue behind
+# them. The launches are as good there, and simpler.
+#
+# The shortest work gains the most. MiniLM (lesson 31) turns a sentence into a vector with far fewer bytes per layer. In
+# one kernel, whose joins are the counters from above, a sentence of 16 tokens takes {{ short.us.one_kernel.p50:.0f }} us
+# instead of {{ short.us.launches.p50:.0f }}, and one of 128 tokens {{ long.us.one_kernel.p50:.0f }} instead of
+# {{ long.us.launches.p50:.0f }}.
+#
 # ## What was implemented
 #
 # - a decode step of a Llama as one persistent kernel, for up to eight sequences: joins, a ring, and five phases per
 #   layer
+# - a token of GPT-2 in one kernel, whose blocks exchange words that carry their epoch, and a sentence of MiniLM in one
 # - `observe` understands release and acquire, and finds a missing fence between blocks without a GPU
 #
 # ## What I learned
@@ -472,6 +517,7 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 #   keeps the barrier, but its copies do not stop for it.
 # - A counter shows that other blocks have arrived. To read their results safely takes release and acquire as well.
 # - Blocks that wait for one another must all be resident.
+# - A value that carries its own flag needs no counter, no fence and no second read.
 # - Weights depend on nothing that the kernel computes, so they can be requested early. The size of the ring limits how
 #   early.
 #
@@ -491,7 +537,8 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # - In `chain`, let warp 1 wait at the join, too: `arrive` and `wait` then need 64 threads. What are the counts now?
 # - Draw the calculation with `join_us=5`, and with attention of 12 us{{ example }}. Which phases are still covered?
 # - With a GPU of compute capability 9.0{{ hardware }}: `labkit bench llama_one_kernel`, and the engine with
-#   `labkit serve --one-kernel` or `LLM(..., one_kernel=True)`.
+#   `labkit serve --one-kernel` or `LLM(..., one_kernel=True)`. `MiniLM(..., one_kernel=True)` and
+#   `GPT2(..., one_row=True, one_kernel=True)` do the same for the other two models.
 #
 # In the exercises for this lesson you predict what a ring covers and which launches hang, compute a softmax with two
 # joins in one launch, let blocks wait only for their neighbours, and write the copying warp of a ring.
@@ -510,3 +557,11 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # wait_us = sum(phase.wait_us for phase in phases)
 # layer_us = wait_us + sum(phase.work_us for phase in phases)
 # items = 8 * 1024 // 128
+# gpt2_mb = 2 * 12 * 768 * 768 / 1e6
+# gpt2_us = 1e3 * gpt2_mb / limits.bandwidth_gbs
+# us = {(row.form, row.position): row.us for row in series.token_times.rows}
+# half_gain = us['five a layer, float16', 16] / us['one kernel, float16', 16] - 1
+# half_faster = min(us['five a layer, float16', n] / us['one kernel, float16', n] for n in (16, 1023)) > 1.02
+# single_not = min(us['five a layer, float32', n] / us['one kernel, float32', n] for n in (16, 1023)) < 1.0
+# short = series.minilm_one_kernel.rows[0]
+# long = series.minilm_one_kernel.rows[-1]

@@ -14,7 +14,7 @@ later kernel says where it begins to depend on the earlier one. A factory with e
     kernel.uses_pdl = early                   # for labkit.device.graphs
 
 Loads to registers must have arrived before the wait; what travels to L2 or to shared memory need not. With overlap a
-decode step of Llama 3.2 1B takes, on an H200, 0.93 ms for one sequence, 1.13 for 16, 1.27 for 32 and 3.64 for 256 (the
+decode step of Llama 3.2 1B takes, on an H200, 0.93 ms for one sequence, 1.16 for 16, 1.32 for 32 and 3.56 for 256 (the
 recorded series llama_decode). It is not always a gain: blocks that begin early crowd on the SMs that are free, and for
 two to eight sequences the step was slower. To let the next kernel begin only when the work is nearly done was slower
 for all.

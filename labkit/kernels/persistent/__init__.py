@@ -7,5 +7,6 @@
     attention.py   one query of each sequence against its pages
     decode.py      a token of a Llama: the kernel and its launcher
 
-    encoder.py, encode.py    the same for the embedding of one sentence by a BERT
+    gpt2.py        a token of a GPT-2, without joins between its phases
+    encoder.py, encode.py    the embedding of one sentence by a BERT
 """
