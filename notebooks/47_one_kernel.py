@@ -465,10 +465,10 @@ pictures.recorded_layer(recorded) if recorded else print("llama_one_kernel has n
 # In float16 a layer of GPT-2 small has {{ gpt2_mb:.0f }} MB of weights, which memory delivers in {{ gpt2_us:.1f }} us,
 # less than five joins take. A join is a chain of four trips to L2: one block writes its results, and then raises the
 # counter; another one reads the counter, and then the results. Two of the trips can be saved. A GPU writes and reads an
-# aligned word of 64 bits as a whole. So a float32 can carry its own flag in the other half: the *epoch*, here the number
-# of the layer that wrote it, counted from token to token. A block that needs a row reads its words again and again until
-# all of them have the right epoch, and then it has the values as well. NCCL, NVIDIA's library for communication between
-# GPUs, calls this protocol LL, for low latency.
+# aligned word of 64 bits as a whole. So a float32 can carry its own flag in the other half: the *epoch*, here the
+# number of the layer that wrote it, counted from token to token. A block that needs a row reads its words again and
+# again until all of them have the right epoch, and then it has the values as well. NCCL, NVIDIA's library for
+# communication between GPUs, calls this protocol LL, for low latency.
 
 # %%
 from labkit.kernels.persistent.gpt2 import publish
@@ -496,13 +496,13 @@ table(found, {"": "", "tokens before": "", "us, five launches a layer": ".0f", "
 
 # %% [markdown]
 # In float16 the kernel is faster{{ if half_faster }}, by {{ half_gain:.0%}} after 16 tokens, and labkit uses it. In
-# float32 it is not{{ if single_not }}: copies are in flight all the time, and the reads that wait for words queue behind
-# them. The launches are as good there, and simpler.
+# float32 it is not{{ if single_not }}: copies are in flight all the time, and the reads that wait for words queue
+# behind them. There the launches are as fast, and simpler.
 #
-# The shortest work gains the most. MiniLM (lesson 31) turns a sentence into a vector with far fewer bytes per layer. In
-# one kernel, whose joins are the counters from above, a sentence of 16 tokens takes {{ short.us.one_kernel.p50:.0f }} us
-# instead of {{ short.us.launches.p50:.0f }}, and one of 128 tokens {{ long.us.one_kernel.p50:.0f }} instead of
-# {{ long.us.launches.p50:.0f }}.
+# The shortest work gains the most. MiniLM (lesson 31) turns a sentence into a vector, with far fewer bytes per layer.
+# In one kernel, whose joins are the counters from above, a sentence of 16 tokens takes
+# {{ short.us.one_kernel.p50:.0f }} us instead of {{ short.us.launches.p50:.0f }}, and one of 128 tokens
+# {{ long.us.one_kernel.p50:.0f }} instead of {{ long.us.launches.p50:.0f }}.
 #
 # ## What was implemented
 #

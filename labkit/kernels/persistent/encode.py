@@ -4,21 +4,20 @@ Shapes  inputs (1 + 128,) int32: the number of tokens, 1 to 128, and their ids; 
         float16, and offsets (layers + 1, 12) uint32, in units of 16 bytes, where each begins: KINDS of a layer; in the
         last row WORDS, PLACES, TYPES and the LayerNorm of the embeddings
 Needs   compute capability 9.0
-Work    each tile of 16 rows reads all weights, from L2 or memory; 5 joins for each layer (joins.py), 4 with one tile.
-        Of all tiles only the one before attention, the others of the blocks of one tile
+Work    each tile of 16 rows reads all weights, from L2 or memory; 5 joins for each layer (joins.py), 4 with one tile:
+        the one before attention of all blocks, the others of the blocks of a tile
 Source  as decode.py
 
 A block has one tile of rows in all layers, and each warp 64 columns of it: the residual of a sum is what the warp
-multiplied two products earlier, and stays in shared memory. LayerNorm is computed again by all blocks
-of a tile, each for itself, instead of behind one more join. Rows behind the last token repeat it; no result depends on
-them.
+multiplied two products earlier, and stays in shared memory. Each block of a tile computes LayerNorm for itself, which
+saves a join. Rows behind the last token repeat it; no result depends on them.
 """
 
 import numpy as np
 from numba import float32, uint32, uint64
 
-from labkit import cuda, device, u32
-from labkit.device import gpus, ptx
+from labkit import cuda, u32
+from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, launch_tiled, unsigned
 from labkit.kernels.attention.pages import LOG2_E
@@ -26,7 +25,7 @@ from labkit.kernels.gelu import gelu_erf
 from labkit.kernels.matmul.mma import add_product, unchanged
 from labkit.kernels.norm.rows import small
 from labkit.kernels.op import missing
-from labkit.kernels.persistent.decode import mark, offset_of
+from labkit.kernels.persistent.decode import offset_of
 from labkit.kernels.persistent.encoder import (
     GROUP,
     JOINS,
@@ -38,7 +37,7 @@ from labkit.kernels.persistent.encoder import (
     Encoder,
 )
 from labkit.kernels.persistent.encoder import WORDS as FRAGMENT
-from labkit.kernels.persistent.joins import arrive, wait
+from labkit.kernels.persistent.joins import arrive, blocks_here, mark, wait
 from labkit.kernels.persistent.product import load_halves
 from labkit.kernels.persistent.ring import make_claim, make_stages
 from labkit.kernels.pooling import LEAST_SQUARE
@@ -550,7 +549,7 @@ def make_persistent_encode(encoder: Encoder):
         full = cuda.shared.array(STAGES, uint64)
         empty = cuda.shared.array(STAGES, uint64)
         scratch = cuda.shared.array(SCRATCH, float32, alignment=16)
-        at_join = cuda.shared.array(1, uint32)
+        at_join = cuda.shared.array(1, uint32)  # never: the copying warp does not slow down
         shares = cuda.shared.array(SHARES, uint32)
         fragment = cuda.local.array(FRAGMENT, uint32)  # rows as they are multiplied
         loaded = cuda.local.array(FRAGMENT, uint32)
@@ -665,17 +664,12 @@ def make_persistent_encode(encoder: Encoder):
     return persistent_encode_kernel
 
 
-def blocks_here() -> int:
-    """Return how many blocks a launch has: one for each SM, so that all are resident."""
-    return gpus.sm_count() if device.on_gpu() else CPU_BLOCKS
-
-
 class Buffers:
     """What a launch needs between its phases, for sentences of up to 128 tokens; and times, in nanoseconds, of each
     block the marks, if the encoder is timed. blocks: of a launch."""
 
     def __init__(self, encoder: Encoder, layers: int, blocks: int | None = None):
-        self.encoder, self.layers, self.blocks = encoder, layers, blocks or blocks_here()
+        self.encoder, self.layers, self.blocks = encoder, layers, blocks or blocks_here(CPU_BLOCKS)
         if self.blocks < TILES:
             raise ValueError(f"blocks is {self.blocks}; there must be at least {TILES}, one for each {ROWS} tokens")
         self.inputs = cuda.to_device(np.zeros(1 + MOST_TOKENS, np.int32))

@@ -8,7 +8,6 @@ a launch has at most one for each SM (blocks_here). Between the joins lie phases
 from labkit import cuda, u32
 from labkit.device import gpus, ptx
 
-CPU_BLOCKS = 2  # that the CPU device runs
 MAX_POLLS = 1 << 22  # of a join; at more than half a microsecond each, seconds: the launch is then wrong
 
 
@@ -40,9 +39,9 @@ def leave(counters):
         counters[1] = 0
 
 
-def blocks_here() -> int:
-    """Return how many blocks a launch has: one for each SM, so that all are resident."""
-    return gpus.sm_count() if gpus.chosen_on_gpu() else CPU_BLOCKS
+def blocks_here(cpu: int = 2) -> int:
+    """Return how many blocks a launch has: one for each SM, so that all are resident; on the CPU device `cpu`."""
+    return gpus.sm_count() if gpus.chosen_on_gpu() else cpu
 
 
 @cuda.jit(device=True)
