@@ -17,7 +17,8 @@ The same sentence has the same embedding, bit for bit, alone or in any batch, at
 kernel adds in an order that depends on the number of rows. On the CPU device none does. On a GPU the float16 kernels
 that are the default (HALF) hold to it as well: each tile of theirs adds up K in steps of 16, from the first to the
 last. Two others do not: `linear` of few_rows, which picks its kernel by the number of rows, and divides K among warps
-and blocks (FEW_ROWS, and on a GPU all of float32). There the last bits of a sentence depend on the size of its batch.
+and blocks (FEW_ROWS, and on a GPU all of float32); and the kernel that computes a sentence alone in one launch
+(one_kernel=True). With them the last bits of a sentence depend on the size of its batch.
 
 Source  J. Devlin et al., "BERT" (2018); W. Wang et al., "MiniLM" (2020); N. Reimers and I. Gurevych, "Sentence-BERT"
         (2019); parameters are named and laid out as in the files of transformers' BertModel
