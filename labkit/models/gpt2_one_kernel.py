@@ -23,6 +23,7 @@ from labkit.kernels.persistent.joins import blocks_here
 
 CPU_WARPS = 2  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
 MAX_STAGES = 14
+IN_FLIGHT = {2: 4, 4: 3}  # bytes of an element -> stages that an SM copies at once
 STATIC = 12 << 10  # bytes of shared memory for barriers, keys, and the warps' results of attention, at most
 LINEARS = {"qkv": "attn.c_attn", "o": "attn.c_proj", "fc": "mlp.c_fc"}  # a row for each output
 
@@ -32,7 +33,7 @@ def sizes_of(model, timed: bool = False) -> Sizes:
     config = model.config
     sizes = Sizes(config.n_embd, config.n_head, config.inner, config.vocab_size, ELEMENTS[model.dtype], timed=timed,
                   blocks=blocks_here(), splits=max(1, min(MAX_SPLITS, blocks_here() // config.n_head)),
-                  warps=Sizes.warps if gpus.chosen_on_gpu() else CPU_WARPS)
+                  warps=Sizes.warps if gpus.chosen_on_gpu() else CPU_WARPS, in_flight=IN_FLIGHT[model.dtype.itemsize])
     if sizes.problem():
         return sizes
     ring = gpus.target().shared_per_block - 4 * (2 * sizes.gathered + sizes.hidden) - STATIC

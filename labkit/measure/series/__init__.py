@@ -61,7 +61,7 @@ SERIES = {one.name: one for one in (
     *_several("attention_sizes attention_keys attention_passes attention_steps", "attention", "attention"),
     Series("linear_attention_lengths", "linear_attention", "attention"),
     *_several("generation cache_curve step_launches", "attention_cached", "generation"),
-    Series("token_times", "one_row_attended", "generation"),
+    *_several("token_times gpt2_one_kernel", "one_row_attended", "generation"),
     *_several("minilm minilm_corpus minilm_ladder minilm_profile", "attention_sentences_half", "minilm"),
     Series("minilm_one_kernel", "attention_sentences_half", "minilm_one_kernel"),
     Series("llama_decode", "paged_decode_bf16", "llama", plot="engine.decode_steps"),

@@ -4,6 +4,7 @@
                         single kernel: tokens a second; and the softmax's share of a step, for Amdahl's law
     cache_curve()       the time of a token with the KV cache, and without it, over the length of the text
     step_launches()     what each launch of a step takes of its time
+    gpt2_one_kernel()   a step in five launches a layer, and in one kernel
     token_times()       a greedy step with a launch for each operation, and as gpt2_step.py has it, in two types; the
                         same step in PyTorch
 
@@ -26,9 +27,11 @@ from labkit._common.files import read_text
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
 from labkit.measure import Timing, time_graph, time_host, time_launch
+from labkit.measure.series.llama import say
 from labkit.measure.series.one_kernel import phase_times
 from labkit.measure.series.torch_gpt2 import WAYS, TorchGPT2
-from labkit.models import gpt2_one_kernel, gpt2_step
+from labkit.models import gpt2_one_kernel as gpt2_one_kernel_of
+from labkit.models import gpt2_step
 from labkit.models.configs import shapes
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel
 from labkit.models.gpt2_block import traffic
@@ -343,27 +346,22 @@ def _bytes(config: Config, keys: int) -> dict[str, int]:
 
 # --- A token in few launches -----------------------------------------------------------------------------------------
 
-FORMS = {"a launch for each operation, float32": {"one_row": False},
-         "five a layer, float32": {"one_row": True, "one_kernel": False},
+FORMS = {"a launch for each operation, float32": {"one_row": False}, "five a layer, float32": {"one_row": True},
          "five a layer, float16": {"dtype": np.float16, "one_kernel": False}}
-PHASES = ("norm_qkv", "attention", "o", "norm_mlp", "sum")  # of a layer in one kernel; attention with its waits
-ONE_KERNEL = {"one kernel, float32": {"one_row": True, "one_kernel": True},
-              "one kernel, float16": {"dtype": np.float16, "one_kernel": True}}
 COMPILING_S = 120.0  # for torch.compile, in the whole series; what it cannot begin in that time is left out
 TOKEN = 1  # that PyTorch and we decode, to compare the logits
 
 
 def token_times(model: GPT2 | None = None, positions=None) -> dict:
-    """A greedy step in a graph (the CPU device: called) after so many tokens, in each of FORMS and, on a GPU that has
-    the kernel, of ONE_KERNEL. rows: its time, its launches, and the bytes that it has to read; at the last position
-    steps: what each launch takes, as step_launches has it; and phases: those of the kernel, by type. same_tokens:
-    whether all forms in float32 write the same text. torch, torch_check: as beside_torch has them."""
+    """A greedy step in a graph (the CPU device: called) after so many tokens, in each of FORMS. rows: its time, its
+    launches, and the bytes that it has to read; steps: what each launch takes at the last position, as step_launches
+    has it. same_tokens: whether both forms in float32 write the same text. torch, torch_check: as beside_torch has
+    them."""
     model, name = _model(None) if model is None else (model, "given")
     positions = tuple(positions or device.pick(gpu=(16, 128, 512, 1023), cpu=(52,)))
     tensors = {one: model.weights[one].copy_to_host() for one in model.weights}
-    rows, steps, texts, models, phases = [], [], {}, {}, {}
-    forms = FORMS | (ONE_KERNEL if device.on_gpu() and not gpt2_one_kernel.problem(model) else {})
-    for form, options in measure.steps("forms of a step", list(forms.items())):
+    rows, steps, texts, models = [], [], {}, {}
+    for form, options in measure.steps("forms of a step", list(FORMS.items())):
         one = GPT2(model.config, tensors, **options)
         models[one.dtype.name] = one
         for position in positions:
@@ -371,18 +369,15 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
             total = _together(launches).p50
             rows.append({"form": form, "position": position, "us": 1000 * total, "launches": len(launches),
                          "bytes": _token_bytes(one, position + 1)})
-        if one.one_kernel:
-            phases[one.dtype.name] = _phases(one, position)
-        elif device.on_gpu():
+        if device.on_gpu():
             kinds = list(dict.fromkeys(name for name, _ in launches))
             steps.append({"form": form, "position": position, "us": 1000 * total, "rows": [
                 {"name": kind, "count": sum(name == kind for name, _ in launches), "us": 1000 * (
                     total - _together([launch for launch in launches if launch[0] != kind]).p50)} for kind in kinds]})
         ws = Workspace(one.config, dtype=one.dtype)
         texts[form] = write_graphed(one, ws, [1, 2, 3], min(48, one.config.n_positions - 4), Decoder(one, ws))
-    each, *others = [text for form, text in texts.items() if form.endswith("float32")]
-    return measure.stamped({"model": name, "rows": rows, "steps": steps, "phases": phases,
-                            "same_tokens": all(each == other for other in others),
+    each, few = list(texts.values())[:2]
+    return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few,
                             **beside_torch(models, torch_models(model.config, tensors), (max(positions),))})
 
 
@@ -425,6 +420,54 @@ def _logits_after(token: int, model: GPT2, cached: np.ndarray) -> np.ndarray:
     return ws.logits.copy_to_host()
 
 
+PHASES = ("norm_qkv", "attention", "o", "norm_mlp", "sum")  # of a layer in one kernel
+ROUNDS = 3  # in each, one form after the other
+
+
+def gpt2_one_kernel(positions=None, model: GPT2 | None = None) -> dict | None:
+    """A step in five launches a layer and in one kernel, in graphs, in turns (the CPU device: called), in two types.
+    rows: the least median of three rounds of each, the bytes that it has to read, and the largest difference of their
+    logits, as a part of the largest. phases: those of the kernel at the last position, by type; attention's time
+    contains the waits before and in it. None on a GPU that has no bulk copies."""
+    model, name = _model(None) if model is None else (model, "given")
+    positions = tuple(positions or device.pick(gpu=(16, 1023), cpu=(5,)))
+    if problem := gpt2_one_kernel_of.problem(model):
+        say(f"gpt2_one_kernel: {problem}")
+        return None
+    tensors = {one: model.weights[one].copy_to_host() for one in model.weights}
+    rows, phases = [], {}
+    for dtype in measure.steps("types", ["float32", "float16"]):
+        forms = {form: GPT2(model.config, tensors, dtype=dtype, one_row=True, one_kernel=form == "one_kernel")
+                 for form in ("launches", "one_kernel")}
+        for position in positions:
+            cached = np.random.default_rng(position).standard_normal((position + 1, 2 * model.config.n_embd),
+                                                                     np.float32)
+            theirs, ours = (_logits_after(TOKEN, one, cached) for one in forms.values())
+            steps = {form: _fused_step(one, position) for form, one in forms.items()}
+            medians = [{form: 1000 * _together(launches).p50 for form, launches in steps.items()}
+                       for _ in range(device.pick(gpu=ROUNDS, cpu=1))]
+            difference = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+            if not difference < 1e-3:
+                raise AssertionError(f"gpt2_one_kernel: {dtype}, position {position}: logits differ by {difference}")
+            rows.append({"dtype": dtype, "position": position, "largest_difference": difference,
+                         "us": {form: min(one[form] for one in medians) for form in forms},
+                         "launches": {form: len(launches) for form, launches in steps.items()},
+                         "bytes": _token_bytes(forms["one_kernel"], position + 1)})
+        phases[dtype] = _phases(forms["one_kernel"], position)
+    return measure.stamped({"model": name, "rows": rows, "phases": phases})
+
+
+def _phases(model: GPT2, position: int) -> dict:
+    """Run a token in a kernel that records its phases; the third run is taken."""
+    timed, ws = gpt2_one_kernel_of.OneKernel(model, timed=True), _at(model, position)
+    for _ in range(device.pick(gpu=3, cpu=1)):
+        timed.forward(ws)
+    times = timed.buffers.times.copy_to_host().reshape(timed.buffers.blocks, -1)
+    found = phase_times(times, model.config.n_layer, PHASES)
+    del found["phases"][0]["wait_us"]  # is a part of attention
+    return {key: found[key] for key in ("phases", "head_us")}
+
+
 def _fused_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:
     """As _greedy_step."""
     ws = _at(model, position)
@@ -433,16 +476,6 @@ def _fused_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:
     return [*((name, lambda stream, launch=launch: launch(stream=stream))
               for name, launch in gpt2_step.launches(model, ws)),
             ("argmax", lambda stream: gpt2_step.pick(ws, 0, stream=stream))]
-
-
-def _phases(model: GPT2, position: int) -> dict:
-    """Run a token in a kernel that records its phases; the third run is taken."""
-    timed, ws = gpt2_one_kernel.OneKernel(model, timed=True), _at(model, position)
-    for _ in range(3):
-        timed.forward(ws)
-    times = timed.buffers.times.copy_to_host().reshape(timed.buffers.blocks, -1)
-    found = phase_times(times, model.config.n_layer, PHASES)
-    return {key: found[key] for key in ("phases", "head_us", "from_first_to_last_us")}
 
 
 def _token_bytes(model: GPT2, keys: int) -> int:

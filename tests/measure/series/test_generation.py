@@ -96,6 +96,20 @@ def test_steps_and_cache_have_a_row_for_each():
 
 
 @pytest.mark.sweep
+def test_a_token_in_launches_and_in_one_kernel():
+    """The model of tests/models/test_gpt2_one_kernel.py."""
+    config = Config(vocab_size=13, n_positions=16, n_embd=72, n_layer=2, n_head=3, n_inner=144)
+    series = json.loads(json.dumps(generation_experiment.gpt2_one_kernel((3,), GPT2(config, random_tensors(config))),
+                                   allow_nan=False))
+    wide, half = series["rows"]
+    assert (wide["dtype"], half["dtype"]) == ("float32", "float16") and wide["bytes"] == 2 * half["bytes"]
+    assert wide["launches"] == {"launches": 3 + 5 * 2, "one_kernel": 1} and min(wide["us"].values()) > 0
+    assert 0 < wide["largest_difference"] < 1e-5 < half["largest_difference"] < 1e-3
+    for found in series["phases"].values():
+        assert [phase["phase"] for phase in found["phases"]] == list(generation_experiment.PHASES)
+
+
+@pytest.mark.sweep
 def test_a_token_in_three_forms():
     """A model whose kernels tests/models/test_gpt2_step.py compiles, too."""
     config = Config(vocab_size=97, n_positions=128, n_embd=48, n_layer=2, n_head=3)
