@@ -480,8 +480,8 @@ show_source(publish)
 # fence.
 #
 # labkit's kernel for a token of GPT-2 exchanges rows in this way, six times per layer. `labkit bench gpt2_one_kernel`
-# measures it beside the five launches per layer of lesson 43. Will it be faster in float32, where a layer has twice as
-# many bytes, or in float16?
+# measures it beside a graph with five launches per layer. Will it be faster in float32, where a layer has twice as many
+# bytes, or in float16?
 
 # %%
 series = measure.recorded_series("gpt2_one_kernel", gpu="NVIDIA H200")
