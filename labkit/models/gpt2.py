@@ -9,8 +9,9 @@ Shapes at the ends of lines: T tokens in this call, N the capacity of the cache,
 size of its vocabulary. Numbers are float32; parameters and cache may be float16. Every multiplication is done by a
 kernel of labkit.kernels.
 
-A single token, a decoder's step, has launches of its own where there are kernels for its shape: gpt2_step.py. From
-compute capability 9.0 on it is one launch: gpt2_one_kernel.py. With `Kernels` of one's own each launch is one of those.
+A single token, a decoder's step, has launches of its own where there are kernels for its shape: gpt2_step.py. In
+float16, from compute capability 9.0 on, it is one launch: gpt2_one_kernel.py. With `Kernels` of one's own each launch
+is one of those.
 
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); parameters are named and laid
         out as in the files of transformers' GPT2LMHeadModel
@@ -51,8 +52,8 @@ class GPT2:
     are launched for every token. dtype: what parameters and cache become, "float32", which "auto" is, or "float16".
     one_row: whether a single token takes the launches of gpt2_step.py. None: with float16; and with float32 on a GPU,
     if there are kernels for the model's shape and none are given. On the CPU device, which has no launches to save,
-    they are slower. one_kernel: whether a single token is one launch. None: with float16, on a GPU that has such a
-    kernel; in float32 the launches are as fast.
+    they are slower. one_kernel: whether a single token is one launch. None: with float16, on a GPU that can run it; in
+    float32 the launches are faster. Such launches must not overlap: use one stream at a time.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None, *,
@@ -61,7 +62,7 @@ class GPT2:
         self.dtype = np.dtype(chosen(dtype, config.kind))
         half, problem = self.dtype == np.float16, gpt2_step.problem(config, self.dtype)
         if half and (kernels is not None or one_row is False):
-            raise ValueError("a model in float16 has the launches of gpt2_step.py only: leave kernels and one_row out")
+            raise ValueError("a token of a model in float16 takes no other kernels: leave kernels and one_row out")
         if one_row is None:
             one_row = kernels is None and not problem and gpus.chosen_on_gpu()
         self.one_row = half or one_row

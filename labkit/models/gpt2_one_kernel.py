@@ -24,7 +24,6 @@ from labkit.kernels.persistent.joins import blocks_here
 CPU_WARPS = 2  # each thread of the CPU device is interpreted, and takes as long when it has nothing to do
 MAX_STAGES = 14
 IN_FLIGHT = {2: 4, 4: 3}  # bytes of an element -> stages that an SM copies at once
-STATIC = 12 << 10  # bytes of shared memory for barriers, keys, and the warps' results of attention, at most
 LINEARS = {"qkv": "attn.c_attn", "o": "attn.c_proj", "fc": "mlp.c_fc"}  # a row for each output
 
 
@@ -36,23 +35,32 @@ def sizes_of(model, timed: bool = False) -> Sizes:
                   warps=Sizes.warps if gpus.chosen_on_gpu() else CPU_WARPS, in_flight=IN_FLIGHT[model.dtype.itemsize])
     if sizes.problem():
         return sizes
-    ring = gpus.target().shared_per_block - 4 * (2 * sizes.gathered + sizes.hidden) - STATIC
-    stages = ring // (sizes.ring_bytes // sizes.stages)
+    sizes = dataclasses.replace(sizes, stages=MAX_STAGES)
+    stages = (gpus.target().shared_per_block - sizes.static_bytes) // stage_bytes(sizes)
     return dataclasses.replace(sizes, stages=min(MAX_STAGES, stages))
 
 
+def stage_bytes(sizes: Sizes) -> int:
+    return sizes.stage * sizes.element.dtype.itemsize
+
+
 def problem(model) -> str:
-    """Why the kernel cannot compute a model, or this GPU not the kernel; empty if they can."""
+    """Why the kernel cannot compute a model, or why this GPU cannot run the kernel; empty if neither."""
     sizes = sizes_of(model)
     if reason := sizes.problem():
         return reason
-    if sizes.stages <= sizes.in_flight:
-        return f"{sizes.stages} stages of {sizes.ring_bytes // max(1, sizes.stages):,} bytes fit into shared memory"
-    return missing(make_persistent_gpt2(sizes)) or ""
+    fewest = dataclasses.replace(sizes, stages=sizes.in_flight + 1)
+    if sizes.stages >= fewest.stages:
+        return missing(make_persistent_gpt2(sizes))
+    if reason := missing(make_persistent_gpt2(fewest)):
+        return reason
+    return (f"shared memory has room for {sizes.stages} stages of {stage_bytes(sizes):,} bytes; {fewest.stages} are "
+            f"needed")
 
 
 class OneKernel:
-    """timed: record when each block begins and ends each phase."""
+    """timed: record when each block begins and ends each phase. Launches must not overlap, whatever their workspaces:
+    they use the same buffers, and each needs all SMs."""
 
     def __init__(self, model, timed: bool = False):
         if reason := problem(model):

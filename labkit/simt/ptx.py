@@ -398,7 +398,7 @@ _intrinsic("add_release", "array i value", "memory", SM90,
            _COUNTER, interpreted=True)
 _WORDS = """
 array is of uint64, in global memory, and i a flat index. A word that holds a value and, in its other half, the number
-of the phase that wrote it needs no counter: who reads the number has the value as well.
+of the phase that wrote it needs no counter: whoever reads the number has the value as well.
 """
 _intrinsic("load_relaxed2", "array i", "memory", SM90, "Data Movement and Conversion Instructions: ld.relaxed",
            """(array[i], array[i + 1]), as they are now, in one 128-bit load; each is read whole. i must be even. What

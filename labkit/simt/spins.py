@@ -28,7 +28,7 @@ def is_spin(loop):
     if not isinstance(loop, _LOOPS):
         return False
     nodes = list(ast.walk(loop))
-    if isinstance(loop, ast.While) and any(map(_is_relaxed, nodes)):
+    if isinstance(loop, ast.While) and _reads_words(loop):
         return True
     barriers = {node.kind for node in nodes if isinstance(node, Sync)} - {"warp"}
     if barriers:
@@ -93,6 +93,17 @@ def _atomic(node):
     owner = node.func.value  # of a source, before names are resolved
     is_atomic = isinstance(owner, ast.Attribute) and owner.attr == "atomic" and len(node.args) > 1
     return (node.func.attr, node.args) if is_atomic else None
+
+
+def _reads_words(loop):
+    """True if a pass of a while loop, but not of another one in it, reads words."""
+    todo = list(ast.iter_child_nodes(loop))
+    while todo:
+        node = todo.pop()
+        if _is_relaxed(node):
+            return True
+        todo += [] if isinstance(node, ast.While) else ast.iter_child_nodes(node)
+    return False
 
 
 def _is_relaxed(node):

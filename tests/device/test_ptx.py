@@ -715,7 +715,7 @@ def test_words_that_are_no_pair_are_refused(i):
     def load(words, i, out):
         out[0], out[1] = ptx.load_relaxed2(words, i)
 
-    with pytest.raises(KernelAssertionError, match=f"reads words {i} and {i + 1} of 6 .*; the first must be even"):
+    with pytest.raises(KernelAssertionError, match=f"reads words {i} and {i + 1} of 6 .*must be even, and both inside"):
         load[1, 1](cuda.to_device(np.zeros(6, np.uint64)), np.uint32(i), cuda.to_device(np.zeros(2, np.uint64)))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from labkit import device
 from labkit.device import gpus
+from labkit.models import gpt2_one_kernel
 from labkit.models.gpt2 import GPT2, Config, Kernels, Workspace
 from labkit.models.gpt2_one_kernel import OneKernel, problem
 from labkit.models.gpt2_reference import activations, allowed_error, weights_of
@@ -44,6 +45,33 @@ def test_logits_and_greedy_tokens_are_numpys(dtype):
     np.testing.assert_allclose(ws.logits.copy_to_host()[0], expected, rtol=0, atol=error)
     assert ws.ids.copy_to_host().tolist() == [expected.argmax()] and ws.start.copy_to_host().tolist() == [3]
     assert model.one_kernel.buffers.counters.copy_to_host()[:2].tolist() == [0, 0]
+
+
+@pytest.mark.sweep(every=True)
+def test_blocks_that_share_rows_unevenly(monkeypatch):
+    """Five blocks have 29 of 144 rows each, the last one 28; a head has more numbers than the CPU device's threads."""
+    config = Config(vocab_size=13, n_positions=16, n_embd=144, n_layer=1, n_head=2, n_inner=152)
+    monkeypatch.setattr(gpt2_one_kernel, "blocks_here", lambda: 5)
+    model = GPT2(config, random_tensors(config), one_row=True, one_kernel=True)
+    ws = Workspace(config, context=4, tokens=1)
+    logits = [model.decode(token, ws).copy_to_host()[0] for token in IDS[:2]]
+    expected = activations(config, weights_of(random_tensors(config), config), IDS[:2])["logits"]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=allowed_error(config, expected, launches_of(config)))
+
+
+@pytest.mark.sweep(every=True)
+def test_a_token_that_does_not_exist_and_a_full_cache():
+    model, ws = odd_model("float16"), Workspace(ODD, context=4, tokens=1, dtype=np.float16)
+    for token, start in ((13, 2), (-1, 2), (3, 16)):
+        ws.ids.copy_to_device(np.array([token], np.int32))
+        ws.start.copy_to_device(np.array([start], np.int32))
+        model.one_kernel.forward(ws)
+        assert np.isnan(ws.logits.copy_to_host()).all()
+    before = ws.cache.copy_to_host()
+    ws.ids.copy_to_device(np.array([5], np.int32))
+    ws.start.copy_to_device(np.array([4], np.int32))
+    model.one_kernel.forward(ws)
+    np.testing.assert_array_equal(ws.cache.copy_to_host(), before)
 
 
 @pytest.mark.sweep

@@ -549,7 +549,7 @@ def make_persistent_encode(encoder: Encoder):
         full = cuda.shared.array(STAGES, uint64)
         empty = cuda.shared.array(STAGES, uint64)
         scratch = cuda.shared.array(SCRATCH, float32, alignment=16)
-        at_join = cuda.shared.array(1, uint32)  # never: the copying warp does not slow down
+        at_join = cuda.shared.array(1, uint32)  # stays 0: the copying warp never slows down
         shares = cuda.shared.array(SHARES, uint32)
         fragment = cuda.local.array(FRAGMENT, uint32)  # rows as they are multiplied
         loaded = cuda.local.array(FRAGMENT, uint32)

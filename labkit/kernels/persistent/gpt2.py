@@ -28,8 +28,9 @@ from labkit.kernels.op import missing
 from labkit.kernels.persistent.joins import arrive, leave, mark, wait
 from labkit.kernels.persistent.ring import make_claim, make_stages
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, XOR_OFFSETS, ZERO, warp_sum
+from labkit.kernels.rope import NAN
 
-PHASES = 5  # of a layer: qkv, attention, o, the first and the second layer of the MLP
+PHASES = 5  # of a layer: qkv, attention, o, the MLP, the sum of its products
 MAX_SPLITS = 32  # of the keys of a head
 MAX_POLLS = 1 << 22  # of a word; at about half a microsecond each, seconds: the launch is then wrong
 WIDEST = 1280  # numbers of a row in a warp's registers, beside its norm's weight and bias
@@ -114,6 +115,32 @@ class Sizes:
         """float32 in shared memory: the longest row that a block gathers."""
         return max(self.hidden, self.splits * (self.head_dim + 2), 3 * self.head_dim, self.received)
 
+    @property
+    def out_chunks(self) -> int:
+        """16 bytes each, of a row of the MLP's second layer, that a thread multiplies."""
+        return -(-self.hidden // (32 * self.warps * self.element.per_load))
+
+    @property
+    def out_threads(self) -> int:
+        """Threads that have all of such a row."""
+        return -(-self.hidden // (self.element.per_load * self.out_chunks))
+
+    @property
+    def shares(self) -> int:
+        """How many times so many threads there are: each has every shares-th row."""
+        return max(n for n in (1, 2, 4) if n == 1 or (n * self.out_threads <= 32 * self.warps and self.warps % n == 0))
+
+    @property
+    def scratch(self) -> int:
+        """float32 in shared memory: the warps' results of attention, or this block's part of the MLP's inner row."""
+        return max(self.warps * (self.head_dim + 2), self.rows_each(self.inner))
+
+    @property
+    def static_bytes(self) -> int:
+        """Shared memory beside the ring, rounded up."""
+        numbers = 2 * self.gathered + self.scratch + (self.shares + 1) * self.hidden
+        return 4 * numbers + 8 * (2 * self.stages + self.warps) + 128
+
     def marks(self, layers: int) -> int:
         """Return the times that a block records: the begin and the end of each phase."""
         return 2 * (PHASES * layers + 1)
@@ -130,7 +157,7 @@ class Sizes:
 # A word has a float32 in its lower half and its epoch above: the number of the layer that wrote it, counted over all
 # launches. A block that needs a row reads its words until they are of the layer, and has the values with them: there is
 # no counter to raise behind a fence, and no second load. NCCL's LL protocol does the same. A word is written again one
-# layer later, when all blocks have read it: its writer has since read what they published after that.
+# layer later, when all blocks have read it: its writer has since read values that depend on what they published then.
 
 
 @cuda.jit(device=True)
@@ -180,6 +207,7 @@ def make_persistent_gpt2(sizes: Sizes):
     PITCH, RECEIVED, TIMED = sizes.pitch, sizes.received, sizes.timed
     QKV, OUT, FC, PROJ, PROJ_BIAS, LN_1, LN_2, LAYER = sizes.layer.values()
     QKV_EACH, X_EACH, M_EACH, V_EACH = (sizes.rows_each(rows) for rows in (3 * C, C, M, V))
+    X_PADDED = -(-C // X_EACH) * X_EACH
     SOURCES, AT_ONCE = -(-M // M_EACH), 3  # blocks that have rows of the MLP; stages that are multiplied at once
     element, ELEMENT, ITEMSIZE = sizes.element, sizes.element.dtype.type, sizes.element.dtype.itemsize
     PACKED, VEC = element.pack is not None, element.per_load
@@ -191,11 +219,9 @@ def make_persistent_gpt2(sizes: Sizes):
     SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, WARP_GROUPS.bit_length() - 1
     TOKENS, ITEMS, PARTIAL = sizes.stage_tokens, HEADS * SPLITS, SIZE + 2
     W_QKV, W_PARTIAL, W_ATTENDED, W_ADDED, W_PRODUCTS, W_OUT, _ = sizes.words.values()
-    GATHERED, SCRATCH = sizes.gathered, max(sizes.warps * (sizes.head_dim + 2), sizes.rows_each(M))
+    GATHERED, SCRATCH = sizes.gathered, sizes.scratch
     ROUNDS = -(-TOKENS // GROUPS)
-    OUT_CHUNKS = -(-C // (VEC * THREADS))  # of a thread, of the MLP's outputs
-    OUT_THREADS = -(-C // (VEC * OUT_CHUNKS))  # that have all of them; others share the sums
-    SHARES = max(n for n in (1, 2, 4) if n == 1 or n * OUT_THREADS <= THREADS and WARPS % n == 0)
+    OUT_CHUNKS, OUT_THREADS, SHARES = sizes.out_chunks, sizes.out_threads, sizes.shares
     OUT_WORDS, PRODUCTS = VEC * OUT_CHUNKS, SHARES * C
     SCALE = float32(LOG2_E / math.sqrt(SIZE))
     to_float, to_element, unpack = element.number, element.element, element.unpack
@@ -502,7 +528,8 @@ def make_persistent_gpt2(sizes: Sizes):
             if lane == 0:
                 scratch[warp * (SIZE + 2) + SIZE], scratch[warp * (SIZE + 2) + SIZE + 1] = new_max, row_sum
             ptx.named_barrier_sync(1, THREADS)
-            if thread < SIZE:
+            is_empty = begin == end
+            for i in u32.range(thread, SIZE, THREADS):
                 new_max = NEG_INF
                 for other in range(WARPS):
                     new_max = max(new_max, scratch[other * (SIZE + 2) + SIZE])
@@ -510,12 +537,11 @@ def make_persistent_gpt2(sizes: Sizes):
                 for other in range(WARPS):
                     weight = weight_of(scratch[other * (SIZE + 2) + SIZE], new_max)
                     total += scratch[other * (SIZE + 2) + SIZE + 1] * weight
-                    out += scratch[other * (SIZE + 2) + thread] * weight
-                is_empty = begin == end
-                publish(words, W_PARTIAL + item * PARTIAL + thread, ZERO if is_empty else out / total, epoch)
-                if thread < 2:
+                    out += scratch[other * (SIZE + 2) + i] * weight
+                publish(words, W_PARTIAL + item * PARTIAL + i, ZERO if is_empty else out / total, epoch)
+                if i < 2:  # the second one makes the number of words even
                     lse = NEG_INF if is_empty else new_max + math.log2(total)
-                    publish(words, W_PARTIAL + item * PARTIAL + SIZE + thread, lse, epoch)
+                    publish(words, W_PARTIAL + item * PARTIAL + SIZE + i, lse, epoch)
             ptx.named_barrier_sync(1, THREADS)  # scratch is read: the next item may overwrite it
         return count
 
@@ -525,7 +551,7 @@ def make_persistent_gpt2(sizes: Sizes):
         for head in u32.range(u32.blockIdx.x, HEADS, u32.gridDim.x):
             first = W_PARTIAL + head * (SPLITS * PARTIAL)
             gather_splits(words, first, SPLITS * PARTIAL, 0, epoch, gathered, thread)
-            if thread < SIZE:
+            for i in u32.range(thread, SIZE, THREADS):
                 new_max = NEG_INF
                 for n in range(SPLITS):
                     new_max = max(new_max, gathered[n * PARTIAL + SIZE])
@@ -533,8 +559,8 @@ def make_persistent_gpt2(sizes: Sizes):
                 for n in range(SPLITS):
                     weight = ptx.exp2_approx(gathered[n * PARTIAL + SIZE] - new_max)
                     total += weight
-                    out += weight * gathered[n * PARTIAL + thread]
-                publish(words, W_ATTENDED + head * SIZE + thread, out / total, epoch)
+                    out += weight * gathered[n * PARTIAL + i]
+                publish(words, W_ATTENDED + head * SIZE + i, out / total, epoch)
             ptx.named_barrier_sync(1, THREADS)  # gathered is read
 
     # --- The kernel ---------------------------------------------------------------------------------------------------
@@ -558,11 +584,11 @@ def make_persistent_gpt2(sizes: Sizes):
         # A block gathers into them in turn, with a barrier each time: no warp still reads the one that is written.
         gathered = cuda.shared.array(GATHERED, np.float32, alignment=16)
         gathered_next = cuda.shared.array(GATHERED, np.float32, alignment=16)
-        scratch = cuda.shared.array(SCRATCH, np.float32)  # of attention; the MLP's inner values; its products
+        scratch = cuda.shared.array(SCRATCH, np.float32)
         products = cuda.shared.array(PRODUCTS, np.float32)  # of the MLP's second layer
         residual = cuda.shared.array(C, np.float32)  # this block's rows of x, from the first one on
         keys = cuda.shared.array(WARPS, int64)
-        at_join = cuda.shared.array(1, uint32)  # never: the copying warp does not slow down
+        at_join = cuda.shared.array(1, uint32)  # stays 0: the copying warp never slows down
         row = cuda.local.array(ROW, float32)
         norm_weight = cuda.local.array(ROW, float32)
         norm_bias = cuda.local.array(ROW, float32)
@@ -572,6 +598,7 @@ def make_persistent_gpt2(sizes: Sizes):
         marks = 2 * (PHASES * layers + 1)
         ring = tiles, full, empty, at_join
         visible = min(uint32(start[0]), u32.shape(cache)[1] - 1) + 1  # tokens, with the new one
+        has_room = uint32(start[0]) < u32.shape(cache)[1]  # a full cache stays as it is
         epoch = counters[2]  # of the last layer of the launch before
         if thread == 0:
             for stage in range(STAGES):
@@ -591,13 +618,16 @@ def make_persistent_gpt2(sizes: Sizes):
                 base, number = uint64(layer) * uint64(LAYER), PHASES * layer
                 begin, end = slice_of(uint32(3 * C), uint32(QKV_EACH))
                 if layer == 0:
-                    token = min(uint32(ids[0]), V - 1)
-                    position = min(visible, u32.shape(positions)[0]) - 1
+                    token, position = uint32(ids[0]), uint32(start[0])
+                    exists = token < V and position < u32.shape(positions)[0]  # NaN for one that does not
+                    token, position = min(token, V - 1), min(position, u32.shape(positions)[0] - 1)
                     load_parameters(row, table, uint64(token) * uint64(C), lane)
                     for j in range(VECS):
                         for i in range(VEC):
                             k = VEC * lane + 32 * VEC * j + i
                             row[VEC * j + i] += to_float(positions[position, k if EXACT or k < C else 0])
+                            if not exists:
+                                row[VEC * j + i] = NAN
                             if not EXACT and k >= C:
                                 row[VEC * j + i] = ZERO
                             if warp == 0 and first_x <= k < end_x:
@@ -615,10 +645,10 @@ def make_persistent_gpt2(sizes: Sizes):
                     if lane < AT_ONCE and i < end:
                         element = to_element(total)
                         publish(words, W_QKV + i, to_float(element), epoch)
-                        if i >= C:
+                        if i >= C and has_room:
                             cache[layer, visible - 1, i - C] = element
                 end_phase(timers, number, marks, thread)
-                begin_phase(timers, number + 1, marks, thread)  # of what follows, waiting is a part
+                begin_phase(timers, number + 1, marks, thread)  # waiting counts as part of attention
 
                 count = attend(ring, words, epoch, gathered_next, scratch, visible, count, warp, lane)
                 merge_splits(words, epoch, gathered, thread)
@@ -661,20 +691,21 @@ def make_persistent_gpt2(sizes: Sizes):
                     count = multiply_columns(scratch, ring, begin, end, products, count, thread)
                 ptx.named_barrier_sync(1, THREADS)
                 if begin < end:
-                    for k in u32.range(thread, C, THREADS):
-                        owner, total = k // X_EACH, products[k]
-                        for n in range(1, SHARES):
-                            total += products[n * C + k]
+                    for k in u32.range(thread, X_PADDED, THREADS):  # of rows that the last block lacks, zeros
+                        owner, total = k // X_EACH, ZERO
+                        if k < C:
+                            for n in range(SHARES):
+                                total += products[n * C + k]
                         i = owner * RECEIVED + block * X_EACH + (k - owner * X_EACH)
                         publish(words, W_PRODUCTS + i, total, epoch)
                 end_phase(timers, number + 3, marks, thread)
                 if first_x < end_x:
-                    gather_products(words, W_PRODUCTS + block * RECEIVED, RECEIVED, 0, epoch, gathered, thread)
+                    gather_products(words, W_PRODUCTS + block * RECEIVED, RECEIVED, 0, epoch, gathered_next, thread)
                     begin_phase(timers, number + 4, marks, thread)
                     for i in u32.range(warp, end_x - first_x, WARPS):
                         total = ZERO
                         for n in u32.range(lane, SOURCES, 32):
-                            total += gathered[n * X_EACH + i]
+                            total += gathered_next[n * X_EACH + i]
                         total = warp_sum(total)
                         if lane == 0:
                             bias = to_float(weights[base + uint64(PROJ_BIAS) + uint64(first_x + i)])
@@ -730,7 +761,8 @@ def make_persistent_gpt2(sizes: Sizes):
 
 
 class Buffers:
-    """What a launch needs between its phases; and times, in nanoseconds, of each block the marks, if it is timed."""
+    """What a launch needs between its phases; and, if the kernel is timed, each block's marks in `times`, in
+    nanoseconds."""
 
     def __init__(self, sizes: Sizes, layers: int):
         self.sizes, self.layers, self.blocks = sizes, layers, sizes.blocks
@@ -742,8 +774,9 @@ class Buffers:
 
 def persistent_gpt2(buffers: Buffers, weights, table, positions, head, ids, start, cache, logits, advance=0,
                     stream=0) -> None:
-    """Write logits, and the token's keys and values to row start[0] of the cache. With advance=1 the most likely token
-    replaces ids[0], and start[0] is one larger."""
+    """Write logits, and the token's keys and values to row start[0] of the cache, unless it is full. With advance=1 the
+    most likely token replaces ids[0], and start[0] is one larger. The logits are NaN where the token or its position
+    does not exist. Launches with the same buffers must not overlap."""
     sizes, layers = buffers.sizes, buffers.layers
     dtype, C = sizes.element.dtype, sizes.hidden
     if problem := sizes.problem():

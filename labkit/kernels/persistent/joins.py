@@ -5,7 +5,7 @@ counts the blocks that have ended, the last of which sets both to zero for the n
 a launch has at most one for each SM (blocks_here). Between the joins lie phases.
 """
 
-from labkit import cuda, u32
+from labkit import cuda, device, u32
 from labkit.device import gpus, ptx
 
 MAX_POLLS = 1 << 22  # of a join; at more than half a microsecond each, seconds: the launch is then wrong
@@ -41,7 +41,11 @@ def leave(counters):
 
 def blocks_here(cpu: int = 2) -> int:
     """Return how many blocks a launch has: one for each SM, so that all are resident; on the CPU device `cpu`."""
-    return gpus.sm_count() if gpus.chosen_on_gpu() else cpu
+    if not gpus.chosen_on_gpu():
+        return cpu
+    if gpus.planned_for() is not None:
+        return gpus.sm_count()
+    return min(gpus.sm_count(), device.gpu_cuda().get_current_device().MULTIPROCESSOR_COUNT)  # one may be pretended
 
 
 @cuda.jit(device=True)

@@ -3,8 +3,9 @@ copies, in the order in which the other warps use them.
 
 They depend on nothing that the kernel computes, so the copying warp never waits at a join: while the blocks wait for
 one another, the ring fills with the weights of the next phases. full[stage] ends a phase when the bytes have arrived,
-empty[stage] when all warps have read them. Two stages are in flight at once, enough for the memory's full rate, and one
-while a block is at a join, since everything that a join reads and writes waits in the same queues.
+empty[stage] when all warps have read them. As many stages are in flight at once as the sizes say (in_flight), enough
+for the memory's full rate; where a kernel sets at_join, one while a block is at a join, since everything that a join
+reads and writes waits in the same queues.
 
 Source  B. Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B" (2025)
 """

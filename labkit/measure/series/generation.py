@@ -428,7 +428,7 @@ def gpt2_one_kernel(positions=None, model: GPT2 | None = None) -> dict | None:
     """A step in five launches a layer and in one kernel, in graphs, in turns (the CPU device: called), in two types.
     rows: the least median of three rounds of each, the bytes that it has to read, and the largest difference of their
     logits, as a part of the largest. phases: those of the kernel at the last position, by type; attention's time
-    contains the waits before and in it. None on a GPU that has no bulk copies."""
+    contains the waits before and in it. None where the kernel cannot run."""
     model, name = _model(None) if model is None else (model, "given")
     positions = tuple(positions or device.pick(gpu=(16, 1023), cpu=(5,)))
     if problem := gpt2_one_kernel_of.problem(model):

@@ -366,13 +366,13 @@ class Intrinsics:
 
     # ---------------- blocks that wait for one another
 
-    def _counter(self, name, array, i, itemsize=4):
+    def _counter(self, name, array, i, itemsize=4, does="load"):
         frame = sys._getframe(2)
         if array.itemsize != itemsize:
             self.fault("assertion", frame.f_lineno, f"uses an array of {array.dtype} with ptx.{name}; it takes "
                        f"uint{8 * itemsize}")  # fmt: skip
         if not 0 <= int(i) < array.size:
-            self.execution._beyond("load", name, array, int(i), 1, frame.f_lineno, frame)
+            self.execution._beyond(does, name, array, int(i), 1, frame.f_lineno, frame)
         return self.execution.raw(array).reshape(-1), int(i)
 
     def load_acquire(self, array, i):
@@ -389,11 +389,11 @@ class Intrinsics:
         words, i = self._counter("load_relaxed2", array, i, itemsize=8)
         if i % 2 or i + 1 >= words.size:
             self.fault("assertion", sys._getframe(1).f_lineno, f"reads words {i} and {i + 1} of {words.size} with "
-                       "ptx.load_relaxed2; the first must be even")  # fmt: skip
+                       "ptx.load_relaxed2; the first must be even, and both inside")  # fmt: skip
         return Uint64(int(words[i])), Uint64(int(words[i + 1]))
 
     def store_relaxed(self, array, i, word):
-        words, i = self._counter("store_relaxed", array, i, itemsize=8)
+        words, i = self._counter("store_relaxed", array, i, itemsize=8, does="store")
         words[i] = np.uint64(int(word))
 
     def trap(self):

@@ -83,7 +83,8 @@ def test_sizes_that_it_cannot_compute(change, message):
 
 @pytest.mark.sweep(every=True)
 def test_times_of_phases_and_the_same_bits_without_them(buffers):
-    """A block's times never go back; it begins what needs all of a phase's results after all blocks have begun that."""
+    """A block's times never go back; no block begins a phase that needs all results of another before all blocks have
+    begun that one."""
     given = arguments()
     persistent_gpt2(buffers, **given)
     logits = given["logits"].copy_to_host()
