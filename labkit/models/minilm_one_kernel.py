@@ -26,7 +26,7 @@ from labkit.kernels.persistent.encoder import MOST_TOKENS, Encoder
 
 LINEAR = ("attention.self.qkv", "attention.output.dense", "attention.output.LayerNorm", "intermediate.dense",
           "output.dense", "output.LayerNorm")  # of a layer, in the order of the kernel's offsets, each with a bias
-MAX_STAGES = 24  # of the smallest model more than 48 KB: what is more must be allowed, and the launch allows it
+MAX_STAGES = 24  # a ring above 48 KB even for the smallest model: only then does the launch ask to exceed that limit
 
 
 def encoder_of(model, timed: bool = False) -> Encoder:

@@ -1,7 +1,7 @@
 """A token of a GPT-2, from its id to the logits and the greedy token after it, in one kernel.
 
-Shapes  weights, a buffer of float32 or float16 (Sizes.layer says how a layer lies in it; behind the last one come the
-        last norm's weight and bias), table and head (V, C), positions (P, C), cache (layers, rows, 2*C) of the same
+Shapes  weights, a buffer of float32 or float16 (Sizes.layer gives a layer's layout; the weight and bias of the final
+        norm follow the last layer), table and head (V, C), positions (P, C), cache (layers, rows, 2*C) of the same
         type; ids, start (1,) int32: the token, and how many are in the cache; logits (1, V) float32
 Needs   compute capability 9.0
 Work    all weights, keys and values are read once. In each layer the blocks exchange rows six times, float32 in words

@@ -3,8 +3,8 @@
     minilm_one_kernel()     16 and 128 tokens: both forms in a graph, called with copies, how exact, the phases' times
 
 Prediction for an H200: a join costs 0.8 us, and a phase an L2 latency or two (0.4 us each) and some barriers. With 16
-tokens a layer has four joins and takes 8 us, with 128 five and 12 us, of which the tensor cores work 1.5: 55 and 80 us
-with the launch, the embedding and the mean, where the launches take 158 and 172.
+tokens a layer has four joins and takes 8 us; with 128 it has five and takes 12 us, the tensor cores being busy for 1.5:
+55 and 80 us with the launch, the embedding and the mean, where the launches take 158 and 172.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_the_series_with_a_tiny_model():
     assert validate.problems(made_up.recording(llama_quantized=found)) == []
 
 
-# --- What is left out, what is wrong, and what a GPU does ------------------------------------------------------------
+# --- Formats that are left out, errors, and the lines that only a GPU runs ------------------------------------------
 
 
 @pytest.fixture
